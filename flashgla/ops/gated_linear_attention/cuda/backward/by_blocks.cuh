@@ -309,7 +309,7 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   load_operand<Stored::k_inner>(pairs, k_tile, thread);
   k.put(pairs);
   put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
-  sync_group();
+  sync_fresh_group();
   put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
   __syncwarp();
   load_operand<Stored::k_inner>(pairs, a_tile, thread);
@@ -339,7 +339,7 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
     aside.get(dk);
   }
   other.get(dq);
-  sync_group();  // q', k' and a have been read
+  sync_fresh_group();  // q', k' and a have been read
 }
 
 // What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in

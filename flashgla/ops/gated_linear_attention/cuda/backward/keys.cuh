@@ -169,114 +169,84 @@ __device__ __forceinline__ void multiply_pairs(const View& view, Accumulator& ac
   }
 }
 
-// Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
-// `items` of them. kGrouped: several query heads a key-value head.
-template <class Core, GateTile kGate, bool kGrouped>
-__device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
-                                              const RowMaps& maps, unsigned items, char* shared) {
-  using Layout = PairShared<Core>;
-  constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
-  using View = PairView<Core, kGate>;
-  const View view{p, w, d, maps, items, shared, ptx::shared_address(shared), own_group() == 1};
-  const std::uint32_t base = view.base;
-  const bool late = view.late;
-  const int part = view.part(), depth = view.depth();
-  const std::uint32_t full = base + Layout::full, inputs_full = base + Layout::inputs_full,
-                      empty = base + Layout::empty, inputs_empty = base + Layout::inputs_empty,
-                      places_full = base + Layout::places_full;
-  const std::uint32_t own_q = view.own_tile(Layout::q), own_k = view.own_tile(Layout::k),
-                      own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
-  view.clear_missing_gates();
-  if constexpr (kBulk) {
-    if (threadIdx.x == 0) view.init_barriers();
-    __syncthreads();
-    if (threadIdx.x >= kPairThreads) {
-      Core::template give<Layout::producer_registers>();
-      return view.produce();
-    }
-    Core::template take<Layout::consumer_registers>();
-    flashgla::cuda::wait_for_previous();
-  } else {
-    if (threadIdx.x == 0) view.place_of(0) = view.find_first();
-    __syncthreads();
+// What is left of a pair when its tiles of values have been multiplied: dq, dk and dg. steep: the group's tile falls by
+// more than kSteep.
+template <class View, bool kGrouped>
+struct PairEnd {
+  using Core = typename View::Core;
+  using Layout = typename View::Layout;
+  static constexpr Stored k_outer = View::k_outer, k_inner = View::k_inner;
+  static constexpr GateTile kGate = View::kGate;
+  static constexpr bool kBulk = View::kBulk, kGated = View::kGated;
+  const View& view;
+  const Params& p;
+  const BackwardWorkspace& w;
+  char* const shared;
+  const std::uint32_t base;
+  const bool late;
+  const int part;
+  const PairPlace& at;
+  const int thread, warp, lane, rows, channel, query_head;
+  const bool first, both, last;
+  const std::uint32_t own_k, own_a, own_gates;
+  // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~.
+  const int across_tile, within_tile;
+  const float *const decays, *const other_decays;
+  float *const beyond, *const run, *const row_sums, *const crossings;
+  ColumnParts& by_keys;
+  // Of its columns: what the exponents of dq's and dk's factors begin with; 2^-B, with the sign of q dq - k dk in
+  // terms of across and within.
+  float *const starts, *const signs;
+
+  __device__ __forceinline__ PairEnd(const View& of, unsigned unit)
+      : view(of),
+        p(view.p),
+        w(view.w),
+        shared(view.shared),
+        base(view.base),
+        late(view.late),
+        part(view.part()),
+        at(view.place_of(unit)),
+        thread(fresh_thread()),
+        warp(thread >> 5),
+        lane(thread & 31),
+        rows(late ? at.rows_late : at.rows_early),
+        channel(at.key_tile * kTile),
+        query_head(at.kv_head * p.group + at.in_group),
+        first(!kGrouped || View::alike(at.in_group == 0)),
+        both(View::alike(at.rows_late > 0)),
+        last(!kGrouped || View::alike(at.in_group + 1 == p.group)),
+        own_k(view.own_tile(Layout::k)),
+        own_a(view.own_tile(Layout::a)),
+        own_gates(view.own_tile(Layout::gates)),
+        across_tile(view.own(late ? Layout::q : Layout::k)),
+        within_tile(view.own(late ? Layout::k : Layout::q)),
+        decays(view.floats(Layout::decays) + part * kTile),
+        other_decays(view.floats(Layout::decays) + (1 - part) * kTile),
+        beyond(view.floats(Layout::beyond)),
+        run(view.floats(Layout::run) + part * kTile),
+        row_sums(view.floats(Layout::row_sums) + part * kTile),
+        crossings(view.floats(Layout::crossings) + part * 4),
+        by_keys(view.parts(part)),
+        starts(view.floats(Layout::columns) + part * 3 * kTile),
+        signs(starts + 2 * kTile) {}
+
+  // The tile that `crossed` is multiplied by.
+  __device__ __forceinline__ std::uint32_t crossed_tile() const {
+    return base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
   }
-
-  Turn turn;
-  Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
-#pragma unroll 1
-  for (unsigned unit = 0;;) {
-    const PairPlace& at = view.place_of(unit);
-    if constexpr (kBulk) {
-      Core::wait_at(places_full + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
-    }
-    if (View::alike(at.rows_early == 0)) break;
-    const bool first = !kGrouped || View::alike(at.in_group == 0);
-    // The gradient that has pairs across the chunks too, dq of the late one and dk of the early one, and the one with
-    // those within the chunk alone. The late group holds pairs as [query][key], the early one as [key][query].
-    Accumulator across, within, pairs, between;
-    clear(across);
-    clear(within);
-    clear(pairs);
-    clear(between);
-    float through = 0.0f;  // early: sum over values of h dh, half of key channel thread / 2
-    // They stay for the other query heads; those of f32 lie where a is put.
-    if constexpr (kBulk && kGate == GateTile::wide) {
-      View::meet_group();  // what was there has been read
-      view.load_gates(at);
-    } else if (kBulk && first) {
-      view.load_gates(at);
-    }
-
-    multiply_values(view, unit, first, turn, across, within, pairs, between, through);
-
-    // The pairs inside the chunk, and between the two.
-    const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31;
-    const int rows = late ? at.rows_late : at.rows_early, channel = at.key_tile * kTile;
-    const int query_head = at.kv_head * p.group + at.in_group;
-    const bool both = View::alike(at.rows_late > 0), last = !kGrouped || View::alike(at.in_group + 1 == p.group);
-    if constexpr (kBulk) {
-      Core::wait_at(inputs_full, unit & 1);
-    } else {
-      View::meet();
-      view.load_gates(at);
-      view.load_inputs(at);
-      ptx::copy_async_commit();
-      ptx::copy_async_wait<0>();
-      view.turn_gates(at);
-      View::meet();
-    }
-    clear_beyond(view, at, rows, across, within, pairs, between, thread);
-#pragma unroll
-    for (int i = 0; i < 32 && kGrouped; ++i) {  // dh v counts once
-      across[i] = first || late ? across[i] : 0.0f;
-      within[i] = first || !late ? within[i] : 0.0f;
-    }
-    // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~.
-    const int across_tile = view.own(late ? Layout::q : Layout::k),
-              within_tile = view.own(late ? Layout::k : Layout::q);
-    const float *decays = view.floats(Layout::decays) + part * kTile,
-                *other_decays = view.floats(Layout::decays) + (1 - part) * kTile;
-    float *beyond = view.floats(Layout::beyond), *run = view.floats(Layout::run) + part * kTile,
-          *row_sums = view.floats(Layout::row_sums) + part * kTile,
-          *crossings = view.floats(Layout::crossings) + part * 4;
-    ColumnParts& by_keys = view.parts(part);
-    bool steep = false;  // alike in all warps of the group
-    if constexpr (kGated) {
-      steep = __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
-    }
-    // Of its columns: what the exponents of dq's and dk's factors begin with; 2^-B, with the sign of q dq - k dk in
-    // terms of across and within.
-    float *starts = view.floats(Layout::columns) + part * 3 * kTile, *signs = starts + 2 * kTile;
+  // crossed: what crosses between the chunks, an operand; a, inside the chunk, to its tile. b: running sums of gates of
+  // f32.
+  __device__ __forceinline__ void begin(bool steep, Accumulator& across, Accumulator& within, const Accumulator& pairs,
+                                        const Accumulator& between, float through, std::uint32_t (&crossed)[16],
+                                        Accumulator& b) const {
     if (kGated && thread < kTile) {
       const float decay = decays[thread], inverse = steep ? 1.0f : __fdividef(1.0f, decay);
       starts[thread] = steep ? 0.0f : __log2f(fabsf(p.scale)) - __log2f(decay);
       starts[thread + kTile] = 0.0f;
       signs[thread] = late ? inverse : -inverse;
     }
-
-    std::uint32_t operand[16], crossed[16];  // a inside the chunk, and between the chunks
-    Accumulator b;                           // running sums of gates, of steep tiles none
+    std::uint32_t operand[16];
     // By a branch with a third of the instructions, for which these have no registers.
     if constexpr (kGate == GateTile::wide || !kBulk) {
       select_pairs(operand, pairs, !late, thread);
@@ -291,8 +261,6 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     to_operand(crossed, between);
 #pragma unroll
     for (int i = 0; i < 16; ++i) crossed[i] = both ? crossed[i] : 0;
-    const std::uint32_t crossed_tile =
-        base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
     if constexpr (kGated) {
       if (both) sum_beyond(view.parts(3 - part), shared + across_tile, across, thread);
       // Not in the branch: it changes an accumulator, after which the compiler would make every wgmma wait.
@@ -319,20 +287,28 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
     if (kGated && late && first) sum_beyond(by_keys, shared + within_tile, within, thread);
     Core::publish();
     View::meet_group();
-    Local<float, 32> steep_e;  // of steep tiles scale q dq - k dk
-    if (!steep) {
-      multiply_pairs(view, across, within, b, crossed, crossed_tile, across_tile, within_tile, decays, by_keys, thread);
-      View::meet();
-    } else {
-      if constexpr (kGated) {
-        Core::begin(across, crossed);
-        Core::template product<k_outer>(across, crossed, crossed_tile, thread);
-        Core::finish(across);
-        if (!late) sum_beyond(by_keys, shared + across_tile, across, thread);
-        finish_steep_pair(view, at, rows, across, within, steep_e, thread);
-        clear(b);
-      }
+  }
+  __device__ __forceinline__ void finish_near(Accumulator& across, Accumulator& within, Accumulator& b,
+                                              std::uint32_t (&crossed)[16]) const {
+    multiply_pairs(view, across, within, b, crossed, crossed_tile(), across_tile, within_tile, decays, by_keys, thread);
+    View::meet();
+  }
+  // e: scale q dq - k dk.
+  __device__ __forceinline__ void finish_steep(Accumulator& across, Accumulator& within, Accumulator& b,
+                                               std::uint32_t (&crossed)[16], Local<float, 32>& e) const {
+    if constexpr (kGated) {
+      Core::begin(across, crossed);
+      Core::template product<k_outer>(across, crossed, crossed_tile(), thread);
+      Core::finish(across);
+      if (!late) sum_beyond(by_keys, shared + across_tile, across, thread);
+      finish_steep_pair(view, at, rows, across, within, e, thread);
+      clear(b);
     }
+  }
+  // From across and within as they stand in brackets above. b: running sums of gates, of steep tiles none.
+  __device__ __forceinline__ void leave(bool steep, Accumulator& across, Accumulator& within, Accumulator& b,
+                                        const Local<float, 32>& steep_e, Aside<float, 32>& dk_so_far,
+                                        Aside<float, 32>& dg_so_far) const {
     if (!first) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
@@ -432,14 +408,129 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
       gradients.store_with_gates(e, across, within, signs, run);
     }
     Core::publish();  // TMA writes next where threads have written
-    if constexpr (kBulk) Core::arrive(inputs_empty);
+    if constexpr (kBulk) Core::arrive(base + Layout::inputs_empty);
+  }
+};
+
+// Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
+// `items` of them. kGrouped: several query heads a key-value head. kApart: the way of steep tiles lies behind the loop,
+// and goes back to its end, since code that is jumped over is waited for where it is in no cache; else it is in the
+// loop, which tiles that are steep have less to wait for.
+template <class Core, GateTile kGate, bool kGrouped, bool kApart>
+__device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
+                                              const RowMaps& maps, unsigned items, char* shared) {
+  using Layout = PairShared<Core>;
+  constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
+  using View = PairView<Core, kGate>;
+  const View view{p, w, d, maps, items, shared, ptx::shared_address(shared), own_group() == 1};
+  const std::uint32_t base = view.base;
+  const bool late = view.late;
+  const std::uint32_t inputs_full = base + Layout::inputs_full, places_full = base + Layout::places_full;
+  view.clear_missing_gates();
+  if constexpr (kBulk) {
+    if (threadIdx.x == 0) view.init_barriers();
+    __syncthreads();
+    if (threadIdx.x >= kPairThreads) {
+      Core::template give<Layout::producer_registers>();
+      return view.produce();
+    }
+    Core::template take<Layout::consumer_registers>();
+    flashgla::cuda::wait_for_previous();
+  } else {
+    if (threadIdx.x == 0) view.place_of(0) = view.find_first();
+    __syncthreads();
+  }
+
+  // The gradient that has pairs across the chunks too, dq of the late one and dk of the early one, and the one with
+  // those within the chunk alone. The late group holds pairs as [query][key], the early one as [key][query].
+  Accumulator across, within, pairs, between;
+  float through;  // early: sum over values of h dh, half of key channel thread / 2
+  Turn turn;
+  Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
+  std::uint32_t crossed[16];
+  Accumulator b;
+  Local<float, 32> steep_e;
+  const auto step = [&](unsigned& unit) {  // whether there is more
+    const PairPlace& at = view.place_of(unit);
     unit = at.unit + 1;  // no register through the epilogue
     if constexpr (!kBulk) {
-      if (unit == static_cast<unsigned>(p.group)) return;  // a block has one pair
+      if (unit == static_cast<unsigned>(p.group)) return false;  // a block has one pair
       __syncthreads();
       if (threadIdx.x == 0) find_next(view.place_of(unit), at, p, items);
       __syncthreads();
     }
+    return true;
+  };
+  unsigned unit = 0;
+  bool done_steeply = false;
+#pragma unroll 1
+  for (;;) {
+    if constexpr (kApart) unit = __shfl_sync(0xffffffffu, unit, 0);  // or the compiler makes one loop of the two
+#pragma unroll 1
+    for (;;) {
+      if (!kApart || !View::alike(done_steeply)) {
+        const PairPlace& at = view.place_of(unit);
+        if constexpr (kBulk) {
+          Core::wait_at(places_full + 8 * (unit % Layout::kept_places), (unit / Layout::kept_places) & 1);
+        }
+        if (View::alike(at.rows_early == 0)) return;
+        const bool first = !kGrouped || View::alike(at.in_group == 0);
+        clear(across);
+        clear(within);
+        clear(pairs);
+        clear(between);
+        through = 0.0f;
+        // They stay for the other query heads; those of f32 lie where a is put.
+        if constexpr (kBulk && kGate == GateTile::wide) {
+          View::meet_group();  // what was there has been read
+          view.load_gates(at);
+        } else if (kBulk && first) {
+          view.load_gates(at);
+        }
+
+        multiply_values(view, unit, first, turn, across, within, pairs, between, through);
+
+        // The pairs inside the chunk, and between the two.
+        const int thread = fresh_thread(), lane = thread & 31, rows = late ? at.rows_late : at.rows_early;
+        if constexpr (kBulk) {
+          Core::wait_at(inputs_full, unit & 1);
+        } else {
+          View::meet();
+          view.load_gates(at);
+          view.load_inputs(at);
+          ptx::copy_async_commit();
+          ptx::copy_async_wait<0>();
+          view.turn_gates(at);
+          View::meet();
+        }
+        clear_beyond(view, at, rows, across, within, pairs, between, thread);
+#pragma unroll
+        for (int i = 0; i < 32 && kGrouped; ++i) {  // dh v counts once
+          across[i] = first || late ? across[i] : 0.0f;
+          within[i] = first || !late ? within[i] : 0.0f;
+        }
+        const float* decays = view.floats(Layout::decays) + view.part() * kTile;
+        const bool steep =  // alike in all warps of the group
+            kGated && __any_sync(0xffffffffu, rows > 0 && fminf(decays[lane], decays[lane + 32]) < ptx::exp2(-kSteep));
+        const PairEnd<View, kGrouped> pair(view, unit);
+        pair.begin(steep, across, within, pairs, between, through, crossed, b);
+        done_steeply = steep;
+        if constexpr (kApart) {
+          if (steep) break;
+          pair.finish_near(across, within, b, crossed);
+        } else {
+          steep ? pair.finish_steep(across, within, b, crossed, steep_e) : pair.finish_near(across, within, b, crossed);
+          pair.leave(steep, across, within, b, steep_e, dk_so_far, dg_so_far);
+        }
+      }
+      if constexpr (kApart) {
+        PairEnd<View, kGrouped>(view, unit)
+            .leave(View::alike(done_steeply), across, within, b, steep_e, dk_so_far, dg_so_far);
+        done_steeply = false;
+      }
+      if (!step(unit)) return;
+    }
+    if constexpr (kApart) PairEnd<View, kGrouped>(view, unit).finish_steep(across, within, b, crossed, steep_e);
   }
 }
 
