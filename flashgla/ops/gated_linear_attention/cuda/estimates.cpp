@@ -80,6 +80,7 @@ class RecurrenceTime {
     each_ = out_heads * in_parts(values, 2);
     slots_ = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
     step_ = recurrence_launches(blocks) * (0.4 + 0.45 * KB);
+    cut_ = blocks == 2 && !differ(s_) ? 7.0 : 4.0;
     ends_ = times(s_.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)) / kEndsRate;
     state_ = times(p.heads * blocks * values, kTile * kTile * 4) * 4 / kStatesRate;
     all_ = s_.chunks_each();
@@ -127,7 +128,7 @@ class RecurrenceTime {
   // Ends of a part of all chunks are written, read, made start states, the longest sequence's one after the other, and
   // these read.
   double with_ends(std::int64_t of_longest, double walked, double ended, double part, std::int64_t states) const {
-    return walked * step_ + std::max(ended * kEndStep, part * ends_) + 4.0 + times(of_longest, 0.2) +
+    return walked * step_ + std::max(ended * kEndStep, part * ends_) + cut_ + times(of_longest, 0.2) +
            times(states, state_);
   }
 
@@ -135,6 +136,7 @@ class RecurrenceTime {
   const Sequences& s_;
   std::int64_t each_, slots_, all_, longest_;  // blocks of a segment; room for blocks; chunks of all and of the longest
   double step_, ends_, state_, share_;         // of a chunk; of all ends, of a segment's states; blocks over room
+  double cut_;                                 // of the kernels that a cut adds
 };
 
 double two_passes_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
