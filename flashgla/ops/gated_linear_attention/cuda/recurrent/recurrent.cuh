@@ -183,20 +183,22 @@ __global__ void __launch_bounds__(kPassThreads, R <= 8    ? 3
       const auto four_of = [&](const float* tile, int r) {
         return reinterpret_cast<const float4*>(tile + t * kColumns + warp * R)[r / 4];
       };
+      // Fours are added up first: a constant gate's dg is one sum of what roundings of one long chain would leave.
       float sum = 0.0f;
-      const auto step = [&](float& element, float y, float z, float c) {
+      const auto step = [&](float& element, float y, float z, float c, float before) {
         element = backwards ? fmaf(x, y, element) : fmaf(a * c, element, x * y);
-        sum = fmaf(z, element, sum);
+        const float sum = fmaf(z, element, before);
         if (backwards) element *= a * c;
+        return sum;
       };
       if (backwards) checkpoint(length - 1 - done - t);
 #pragma unroll
       for (int r = 0; r < R; r += 4) {
         const float4 y = four_of(y_tile, r), z = four_of(z_tile, r), c = four_of(c_tile, r);
-        step(m[r], y.x, z.x, c.x);
-        step(m[r + 1], y.y, z.y, c.y);
-        step(m[r + 2], y.z, z.z, c.z);
-        step(m[r + 3], y.w, z.w, c.w);
+        float four = step(m[r], y.x, z.x, c.x, 0.0f);
+        four = step(m[r + 1], y.y, z.y, c.y, four);
+        four = step(m[r + 2], y.z, z.z, c.z, four);
+        sum += step(m[r + 3], y.w, z.w, c.w, four);
       }
       if (!backwards) checkpoint(done + t);
       parts[(t * kPassWarps + warp) * kPassRows + lane] = sum;
