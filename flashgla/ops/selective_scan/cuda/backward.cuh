@@ -5,7 +5,6 @@
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/backward_tokens.cuh"
-#include "flashgla/ops/selective_scan/cuda/sums.cuh"
 
 namespace flashgla::ops::selective_scan::cuda {
 
@@ -194,8 +193,6 @@ __global__ void __launch_bounds__(kThreads, 2) carry_back_kernel(Call<T> call, L
 template <class T, int kBuffers>
 __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gradients<T> gradients) {
   flashgla::cuda::wait_for_previous();
-  constexpr bool kTells = tells<kBuffers>();
-  if (kTells && threadIdx.x == 0) Progress::begin(gradients.partial);
   extern __shared__ __align__(16) unsigned char memory[];
   using Shared = BackwardShared<T, kBuffers>;
   constexpr bool kAhead = kBuffers == 2;  // what the next chunk needs is made beside the first walk of this one
@@ -353,11 +350,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       }
     }
     __syncwarp();
-    if (where.lane == 0) {
-      block.written.arrive();
-      // Here, where the last stores are long there: it waits for them.
-      if (kTells && chunk % 32 == 0) Progress::tell(Progress::of(gradients.partial, where.warp), chunk + 1);
-    }
+    if (where.lane == 0) block.written.arrive();
   }
   if (chunks.end > chunks.begin) {
     ptx::copy_async_wait<0>();
@@ -365,8 +358,6 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     finish(lines, chunks.begin, shared, where, to_x, to_raw);
     store(chunks.begin, true, to_x, to_raw);
     store_keys_of_block(chunks.begin);
-    __syncwarp();
-    if (kTells && where.lane == 0) Progress::tell(Progress::of(gradients.partial, where.warp), chunks.begin);
   }
   const std::int64_t slot = where.sequence * call.segments + where.segment;
   shared.skips.load(where.lane, dskip);
@@ -382,6 +373,45 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     for (int k = 0; k < kQuad; ++k) da[i][k] *= kLn2 * rates[i][k];
   }
   store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
+}
+
+// What is left to add up behind it.
+template <class T>
+struct BackwardSums {
+  const float* partial;  // of Gradients, as the next two
+  const float *da_log, *dskip;
+  std::int64_t tiles, rows, length, pieces;  // length: of a line; pieces: of sequences
+  int channels, states;
+  Lines<T> db, dc;
+  float *da_log_sum, *dskip_sum;  // [E,K], [E]: added to what is there
+
+  __host__ __device__ std::int64_t keys() const { return rows * 2 * kStates; }
+  __host__ __device__ std::int64_t rates() const { return std::int64_t{channels} * states; }
+  std::int64_t threads() const { return keys() + rates() + channels; }
+};
+
+// db and dc of a token and state: the blocks' sums, one after the other. da_log and dskip: those of pieces.
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_kernel(BackwardSums<T> sums) {
+  flashgla::cuda::wait_for_previous();
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, item = thread - sums.keys();
+  float total = 0.0f;
+  if (item < 0) {
+    const std::int64_t row = thread / (2 * kStates);
+    const int which = static_cast<int>(thread / kStates % 2), state = state_at<T>(static_cast<int>(thread % kStates));
+    if (state >= sums.states) return;
+#pragma unroll 8
+    for (std::int64_t tile = 0; tile < sums.tiles; ++tile) total += sums.partial[tile * sums.keys() + thread];
+    const Lines<T>& to = which == 0 ? sums.db : sums.dc;
+    *to.at(row / sums.length, row % sums.length, state) = flashgla::cuda::from_float<T>(total);
+  } else if (item < sums.rates()) {
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.da_log[i * sums.rates() + item];
+    sums.da_log_sum[item] += total;
+  } else if (item < sums.rates() + sums.channels) {
+    const std::int64_t channel = item - sums.rates();
+    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.dskip[i * sums.channels + channel];
+    sums.dskip_sum[channel] += total;
+  }
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

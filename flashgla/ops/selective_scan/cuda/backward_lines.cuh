@@ -10,8 +10,7 @@ namespace flashgla::ops::selective_scan::cuda {
 template <class T>
 struct Gradients {
   Lines<T> dy, dx, draw, dz;
-  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels, states as state_at() has them; in front
-                   // of it [blocks,kWarps] of Progress
+  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels, states as state_at() has them
   float* da_log;   // [N,segments,E,K]
   float* dskip;    // [N,segments,E]
   std::int64_t rows;
@@ -140,12 +139,6 @@ struct BackwardShared {
   KeySums keys[2][kWarps][kChunk][2];  // db and dc of this chunk and the one behind
   Turns written;                       // the warps have written theirs of a chunk
 };
-
-// Whether the kernel tells how far it has come. It takes registers, which f32 does not have.
-template <int kBuffers>
-__host__ __device__ constexpr bool tells() {
-  return kBuffers == 2;
-}
 
 // The least that a block may use, of capabilities 8.6, 8.9 and 12.0; and half of a multiprocessor's 228 KiB of
 // capability 9.0, of which each block takes one more.

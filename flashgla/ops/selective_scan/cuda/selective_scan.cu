@@ -299,12 +299,9 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
   const Sizes sizes(in);
   const std::int64_t tiles = tiles_of(sizes);
   const Parameters parameters = parameters_of(context, in);
+  const TensorView partial = scratch.tensor({tiles, sizes.rows, 2 * cuda::kStates}, DType::f32, "selective_scan: sums");
   const Carried carried(context, sizes);
   const std::int64_t pieces = sizes.sequences * carried.segments;
-  // Whole lines of memory, that the sums behind them begin with one.
-  const std::int64_t progress = (pieces * tiles * cuda::kWarps + 31) / 32 * 32;
-  const TensorView partial =
-      scratch.tensor({progress + tiles * sizes.rows * 2 * cuda::kStates}, DType::f32, "selective_scan: sums");
   const TensorView da_log = scratch.tensor({pieces, sizes.channels * sizes.states}, DType::f32, "selective_scan: sums");
   const TensorView dskip = scratch.tensor({pieces, sizes.channels}, DType::f32, "selective_scan: sums");
   if (!context.planning()) {
@@ -314,7 +311,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
                                          cuda::Lines<T>(to.dx),
                                          cuda::Lines<T>(to.draw),
                                          cuda::Lines<T>(to.dz),
-                                         static_cast<float*>(partial.data) + progress,
+                                         static_cast<float*>(partial.data),
                                          static_cast<float*>(da_log.data),
                                          static_cast<float*>(dskip.data),
                                          sizes.rows};
@@ -330,9 +327,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
       // f32 takes one: with two, a block less fits a multiprocessor.
       constexpr int kMost = sizeof(T) == 2 ? 2 : 1;
       constexpr auto kRoom = static_cast<std::int64_t>(sizeof(cuda::BackwardShared<T, kMost>));
-      const bool buffers = is_whole(call) && context.architecture().shared_memory >= kRoom;
-      const bool beside = buffers && cuda::tells<kMost>();
-      buffers ? walk(std::integral_constant<int, kMost>()) : walk(std::integral_constant<int, 0>());
+      if (is_whole(call) && context.architecture().shared_memory >= kRoom) {
+        walk(std::integral_constant<int, kMost>());
+      } else {
+        walk(std::integral_constant<int, 0>());
+      }
       const cuda::BackwardSums<T> sums{gradients.partial,
                                        gradients.da_log,
                                        gradients.dskip,
@@ -340,20 +339,14 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& kept_be
                                        sizes.rows,
                                        sizes.length,
                                        pieces,
-                                       carried.segments,
                                        call.channels,
                                        call.states,
                                        cuda::Lines<T>(to.db),
                                        cuda::Lines<T>(to.dc),
                                        static_cast<float*>(to.da_log.data),
                                        static_cast<float*>(to.dskip.data)};
-      if (beside && call.cu_seqlens == nullptr) {
-        ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_beside_kernel<T>, sums.blocks_beside(),
-                                cuda::kThreads, 0, sums);
-      } else {
-        ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
-                                (sums.threads() + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, sums);
-      }
+      ops::cuda::queue_kernel(context, "selective_scan", cuda::sum_kernel<T>,
+                              (sums.threads() + cuda::kThreads - 1) / cuda::kThreads, cuda::kThreads, 0, sums);
     });
   }
 }

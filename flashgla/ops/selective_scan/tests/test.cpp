@@ -19,7 +19,7 @@ TEST(SelectiveScan, EveryImplementationAgreesWithTheReference) {
       {3, 50, 40},
       {2, 16, 128, 16, {}, false, false},
       {1, 129, 264, 16, {}, true, false},
-      {2, 530, 40, 16, {}, false},  // sums that come beside the backward, of several segments
+      {2, 530, 40, 16, {}, false},  // in segments, where a device cuts sequences
       {1, 70, 136, 16, {0, 1, 17, 33, 33, 70}},
       {1, 600, 40, 16, {0, 3, 430, 600}},  // in segments, where a device cuts sequences
       {1, 45, 31, 7, {16, 45}, false},
