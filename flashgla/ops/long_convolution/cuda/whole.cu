@@ -12,7 +12,9 @@ namespace {
 using bf16 = __nv_bfloat16;
 
 constexpr const char* kName = "long_convolution";
-constexpr int kBlocks = 132;  // at once
+
+// Each fills a multiprocessor.
+std::int64_t blocks_at_once(const Context& context) { return context.architecture().multiprocessors; }
 
 template <int R, bool kPlain>
 void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
@@ -22,7 +24,7 @@ void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* 
   queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false>, groups * cuda::unit_rows<R>(whole, false),
                cuda::kUnitThreads, 0, whole);
   const auto kernel = whole.gradients ? cuda::whole_kernel<R, true> : cuda::whole_kernel<R, false>;
-  queue_kernel(context, kName, kernel, std::min<std::int64_t>(kBlocks, items), cuda::kWholeThreads,
+  queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads,
                cuda::WholeMemory<R>::kBytes, whole, spectra);
   queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true>, groups * cuda::unit_rows<R>(whole, true),
                cuda::kUnitThreads, 0, whole);
@@ -46,7 +48,7 @@ void queue_whole(Context& context, const cuda::Call<bf16>& call, std::int64_t lo
     const std::int64_t channels = (call.channels + kAcross - 1) / kAcross * kAcross;
     const cuda::Units filter = units_of(context, 1, channels, kPoints),
                       x = units_of(context, call.lines, channels, kPoints);
-    const Shape spectra({kBlocks, 4 * cuda::kWholeSpectrum});
+    const Shape spectra({blocks_at_once(context), 4 * cuda::kWholeSpectrum});
     auto* spectrum =
         static_cast<uint4*>(context.scratch().tensor(spectra, DType::f32, "long_convolution: filters").data);
     if (context.planning()) return;
