@@ -42,8 +42,8 @@ __device__ __forceinline__ int token_of_unit(int unit) {
   return 16 * (2 * (quad % 4) + unit % 2 * 8) + quad / 4 * WholeShape<R>::kTogether;
 }
 
-// Of a thread's pieces, kWide channels each, their magnitudes' largest or sum over the unit's rows, and what scales
-// them: `room` gets the factors, which are T's, the global scales what takes numbers back.
+// Of a unit's channels their magnitudes' largest, or of a filter their sum, and what scales them: `room` gets the
+// warps' of these, then the factors, a filter's in f32 and tokens' in bf16; memory what takes numbers back.
 template <bool kFilter>
 struct UnitScales {
   float* room;
@@ -195,29 +195,28 @@ struct WholeCall {
 };
 
 // Units of a group that come, the filter's first, or those that leave.
-template <int R>
-__host__ __device__ int unit_rows(const WholeCall& whole, bool results) {
-  return static_cast<int>(whole.call.lines + (results ? 0 : 1)) * WholeShape<R>::kTiles;
+template <int R, bool kResults>
+int unit_rows(const WholeCall& whole) {
+  return static_cast<int>(whole.call.lines + (kResults ? 0 : 1)) * WholeShape<R>::kTiles;
 }
 
-// Row number `row` of a group's units that come or, `results`, of those that leave. kPlain: rows are whole pieces of 16
+// Row number `row` of a group's units that come or, kResults, of those that leave. kPlain: rows are whole pieces of 16
 // bytes of one tensor; else channels are read and written one by one, and there may be tokens before the call's.
-template <int R, bool kPlain>
+template <int R, bool kPlain, bool kResults>
 class UnitTask {
  public:
-  __device__ __forceinline__ UnitTask(const WholeCall& whole, bool results, int row, int group)
-      : whole_(whole), thread_(static_cast<int>(threadIdx.x)), channel_(group * kUnitChannels), results_(results) {
+  __device__ __forceinline__ UnitTask(const WholeCall& whole, int row, int group)
+      : whole_(whole), thread_(static_cast<int>(threadIdx.x)), channel_(group * kUnitChannels) {
     constexpr int kUnits = WholeShape<R>::kTiles;
-    of_filter_ = !results && row < kUnits;
+    of_filter_ = !kResults && row < kUnits;
     unit_ = row % kUnits;
-    line_ = row / kUnits - (results ? 0 : 1);
-    token_ = token_of_unit<R>(unit_) +
-             (results_ ? token_of_row<R, true>(thread_ / 4) : token_of_row<R, false>(thread_ / (of_filter_ ? 8 : 4)));
+    line_ = row / kUnits - (kResults ? 0 : 1);
+    token_ = token_of_unit<R>(unit_) + token_of_row<R, kResults>(thread_ / (of_filter_ ? 8 : 4));
     own_channel_ = channel_ + (of_filter_ ? thread_ % 8 * 4 : thread_ % 4 * 8);
   }
 
   __device__ __forceinline__ void run(unsigned char* memory, float* room) const {
-    if (results_) {
+    if constexpr (kResults) {
       results_out<R>([&](int i) { return __ldcg(result(i)); }, [&](int more, uint4 values) { store_row(more, values); },
                      memory);
     } else if (of_filter_) {
@@ -300,10 +299,10 @@ class UnitTask {
 
   const WholeCall& whole_;
   int thread_, channel_, line_, own_channel_, unit_, token_;  // own: the thread's first in rows
-  bool results_, of_filter_;
+  bool of_filter_;
 };
 
-template <int R, bool kPlain, bool kOut>
+template <int R, bool kPlain, bool kResults>
 __global__ void __launch_bounds__(kUnitThreads) units_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ __align__(16) unsigned char memory[kUnitBytes];
@@ -312,7 +311,7 @@ __global__ void __launch_bounds__(kUnitThreads) units_kernel(const __grid_consta
   flashgla::cuda::release_next();
   const int number = static_cast<int>(blockIdx.x), groups = static_cast<int>(whole.x.channels) / kUnitChannels,
             row = number / groups;
-  UnitTask<R, kPlain>(whole, kOut, row, number - row * groups).run(memory, room);
+  UnitTask<R, kPlain, kResults>(whole, row, number - row * groups).run(memory, room);
 #endif
 }
 

@@ -21,12 +21,12 @@ void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* 
   const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
   const std::int64_t items = whole.x.channels / cuda::WholeShape<R>::kTogether;
   using ops::cuda::queue_kernel;
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false>, groups * cuda::unit_rows<R>(whole, false),
+  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false>, groups * cuda::unit_rows<R, false>(whole),
                cuda::kUnitThreads, 0, whole);
   const auto kernel = whole.gradients ? cuda::whole_kernel<R, true> : cuda::whole_kernel<R, false>;
   queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads,
                cuda::WholeMemory<R>::kBytes, whole, spectra);
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true>, groups * cuda::unit_rows<R>(whole, true),
+  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true>, groups * cuda::unit_rows<R, true>(whole),
                cuda::kUnitThreads, 0, whole);
 }
 
