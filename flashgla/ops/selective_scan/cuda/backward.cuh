@@ -385,32 +385,51 @@ struct BackwardSums {
   Lines<T> db, dc;
   float *da_log_sum, *dskip_sum;  // [E,K], [E]: added to what is there
 
-  __host__ __device__ std::int64_t keys() const { return rows * 2 * kStates; }
+  __host__ __device__ std::int64_t fours() const { return rows * 2 * kStates / 4; }  // of db and dc
   __host__ __device__ std::int64_t rates() const { return std::int64_t{channels} * states; }
-  std::int64_t threads() const { return keys() + rates() + channels; }
+  std::int64_t threads() const { return fours() + rates() + channels; }
 };
 
-// db and dc of a token and state: the blocks' sums, one after the other. da_log and dskip: those of pieces.
+// Four of db or dc of a token: the blocks' sums, one after the other.
+template <class T>
+__device__ __forceinline__ void sum_keys(const BackwardSums<T>& sums, std::int64_t four) {
+  float total[4] = {};
+#pragma unroll 8
+  for (std::int64_t tile = 0; tile < sums.tiles; ++tile) {
+    float more[4];
+    load_floats(sums.partial + (tile * sums.fours() + four) * 4, more);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[i] += more[i];
+  }
+  constexpr int kFours = kStates / 4;
+  const std::int64_t row = four / (2 * kFours);
+  T* const to = (four / kFours % 2 == 0 ? sums.db : sums.dc).at(row / sums.length, row % sums.length, 0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int state = state_at<T>(static_cast<int>(four % kFours) * 4 + i);
+    if (state < sums.states) to[state] = flashgla::cuda::from_float<T>(total[i]);
+  }
+}
+
+// Element `item` of what pieces of sequences have left, `pieces` of `items` each.
+__device__ __forceinline__ float sum_of_pieces(const float* from, std::int64_t items, std::int64_t pieces,
+                                               std::int64_t item) {
+  float total = 0.0f;
+  for (std::int64_t i = 0; i < pieces; ++i) total += from[i * items + item];
+  return total;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(BackwardSums<T> sums) {
   flashgla::cuda::wait_for_previous();
-  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, item = thread - sums.keys();
-  float total = 0.0f;
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, item = thread - sums.fours();
   if (item < 0) {
-    const std::int64_t row = thread / (2 * kStates);
-    const int which = static_cast<int>(thread / kStates % 2), state = state_at<T>(static_cast<int>(thread % kStates));
-    if (state >= sums.states) return;
-#pragma unroll 8
-    for (std::int64_t tile = 0; tile < sums.tiles; ++tile) total += sums.partial[tile * sums.keys() + thread];
-    const Lines<T>& to = which == 0 ? sums.db : sums.dc;
-    *to.at(row / sums.length, row % sums.length, state) = flashgla::cuda::from_float<T>(total);
+    sum_keys(sums, thread);
   } else if (item < sums.rates()) {
-    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.da_log[i * sums.rates() + item];
-    sums.da_log_sum[item] += total;
+    sums.da_log_sum[item] += sum_of_pieces(sums.da_log, sums.rates(), sums.pieces, item);
   } else if (item < sums.rates() + sums.channels) {
     const std::int64_t channel = item - sums.rates();
-    for (std::int64_t i = 0; i < sums.pieces; ++i) total += sums.dskip[i * sums.channels + channel];
-    sums.dskip_sum[channel] += total;
+    sums.dskip_sum[channel] += sum_of_pieces(sums.dskip, sums.channels, sums.pieces, channel);
   }
 }
 
