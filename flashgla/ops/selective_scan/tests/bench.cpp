@@ -25,10 +25,10 @@ void bench(const testing::BenchOptions& options) {
           testing::bytes_bound("selective_scan forward", problem, dtypes, forward_case(form), forward_case(small));
       testing::OperatorBench both = testing::bytes_bound("selective_scan forward and backward", problem, dtypes,
                                                          backward_case(form), backward_case(small));
-      // A decay of each state and token, in each direction.
+      // In each direction a decay of each state and token, and softplus's and the gate's of each channel.
       forward.flops = flops_of(form, 7.0);
       both.flops = flops_of(form, 30.0);
-      forward.exponentials = static_cast<double>(form.wide().numel() * form.states);
+      forward.exponentials = static_cast<double>(form.wide().numel() * (form.states + 2));
       both.exponentials = 2.0 * forward.exponentials;
       benches.push_back(forward);
       benches.push_back(both);
