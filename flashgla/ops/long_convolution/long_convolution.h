@@ -25,7 +25,7 @@ struct Inputs {
 
 struct InputGradients {
   TensorView dx;       // overwritten
-  TensorView dfilter;  // overwritten
+  TensorView dfilter;  // overwritten; of long bf16 sequences with bf16's error on some devices (README.md)
   TensorView dskip;    // accumulated
 };
 

@@ -44,12 +44,12 @@ struct Cut {
     // Of packed sequences the host does not know how many blocks they are.
     transforms = length > 1 && cuda::by_transforms(length, past) && (fused_ || !in.cu_seqlens);
     direct = !transforms || in.cu_seqlens || !cuda::by_transforms(length, 0);
-    whole_ = transforms && !fused_ && in.x.dtype == DType::bf16 && longest_ <= kLongestWhole &&
+    whole_ = transforms && !fused_ && in.x.dtype == DType::bf16 && in.x.numel() > 0 && longest_ <= kLongestWhole &&
              context.architecture().cuda_capability == 90;
   }
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
-  bool whole() const { return whole_; }              // its outputs
+  bool whole() const { return whole_; }
   std::int64_t longest() const { return longest_; }  // tokens of a sequence
   // Chunks of sequences of fused blocks of `across` channels, `beside` of them a multiprocessor: the least time, a
   // block taking `each` transforms a sequence and `once` beside them.
@@ -323,7 +323,7 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
     narrow ? queue_fused<cuda::NarrowForm, false>(context, in, skip, cut, in.x, y)
            : queue_fused<cuda::WideForm, false>(context, in, skip, cut, in.x, y);
   } else if (cut.whole()) {
-    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), in.x, y, false);
+    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .y = y});
   } else if (cut.transforms) {
     narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
            : queue_blocks<float2, float, false>(context, in, skip, cut, in.x, y);
@@ -363,12 +363,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
     queue_lags(context, in, skip, cut, chunks, dy, by_transforms);
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
+  } else if (cut.whole()) {
+    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
+                {.x = in.x, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
   } else if (cut.transforms && narrow) {
-    if (cut.whole()) {
-      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), dy, to.dx, true);
-    } else {
-      queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
-    }
+    queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
   } else if (cut.transforms) {
     queue_block_gradients(context, in, skip, cut, dy, to.dx, by_transforms);
@@ -386,8 +385,9 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
     });
   }
   if (!one) elementwise::column_sum(context, sums, to.dfilter.reshape(Shape({to.dfilter.numel()})), false);
-  // The skip's gradient is that of the filter's first row.
-  elementwise::column_sum(context, sums.slice(1, 0, channels), to.dskip, true);
+  // The skip's gradient is that of the filter's first row; whole transforms, whose digits are bf16's, have their own.
+  const std::int64_t exact = cut.whole() ? groups : groups + chunks;
+  if (exact > 0) elementwise::column_sum(context, sums.slice(0, 0, exact).slice(1, 0, channels), to.dskip, true);
 }
 
 }  // namespace

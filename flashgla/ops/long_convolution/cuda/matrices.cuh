@@ -257,9 +257,13 @@ __device__ __forceinline__ void make_columns(const ColumnSteps& steps, const Col
   }
 }
 
-// Back: a quad's results times `scale`, [half][s1][t1 half] pairs of columns, in bf16.
+// Back: a quad's results, [half][s1][t1 half] pairs of columns, in bf16 times `scale` or, kHalf, in f16 as they are.
+template <bool kHalf>
 __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const ColumnTurns& turns,
                                              const uint4 (&chunks)[4], float scale, uint4 (&to)[2]) {
+  const auto packed = [&](float a, float b) {
+    return kHalf ? ptx::pack_f16(a, b) : ptx::pack_bf16(scale * a, scale * b);
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     std::uint32_t out[4];
@@ -279,8 +283,8 @@ __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const Col
       float y[4];
       set_matrix(y, steps.real, turned[0].x, turned[1].x);
       add_matrix(y, steps.imaginary, turned[0].y, turned[1].y);
-      out[2 * i] = ptx::pack_bf16(scale * y[0], scale * y[1]);
-      out[2 * i + 1] = ptx::pack_bf16(scale * y[2], scale * y[3]);
+      out[2 * i] = packed(y[0], y[1]);
+      out[2 * i + 1] = packed(y[2], y[3]);
     }
     to[half] = make_uint4(out[0], out[1], out[2], out[3]);
   }

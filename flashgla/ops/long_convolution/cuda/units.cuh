@@ -10,10 +10,12 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-constexpr int kUnitTokens = 256, kUnitChannels = 32, kUnitThreads = 256, kUnitWarps = kUnitThreads / 32;
-// In shared memory rows of 32 channels, apart such that eight rows' pieces of 16 bytes are in banks of their own.
-constexpr int kUnitRow = 80, kUnitBytes = kUnitTokens * kUnitRow;
-constexpr int kUnitScalesAt = kUnitWarps * kUnitChannels, kUnitRoomBytes = (kUnitScalesAt + kUnitChannels) * 4;
+constexpr int kUnitTokens = 256, kUnitChannels = 64, kUnitThreads = 512, kUnitWarps = kUnitThreads / 32;
+// In shared memory rows of a block's channels, apart such that eight rows' pieces of 16 bytes are in banks of their
+// own, and in their place units of 512 bytes, apart such that four lanes' pieces of two are.
+constexpr int kUnitRow = 144, kStagedUnit = 576, kUnitBytes = kUnitTokens * kUnitRow;
+static_assert(kUnitBytes == kUnitChannels * kStagedUnit);
+constexpr int kUnitScalesAt = kUnitWarps * kUnitChannels, kUnitRoom = kUnitScalesAt + kUnitChannels;  // floats
 
 // Units in memory: [line][channels, a multiple of kUnitChannels][unit][lane], and what takes each back to what it was
 // (of a filter more than the sum of the magnitudes), 0 where all are zeros.
@@ -50,41 +52,91 @@ struct UnitScales {
 
   // A warp's, of channel c.
   __device__ __forceinline__ float& of_warp(int warp, int c) const { return room[warp * kUnitChannels + c]; }
-  // One warp's lanes combine them. `to` is the lane's channel's.
-  __device__ __forceinline__ void finish(int lane, float* to) const {
-    float all = of_warp(0, lane);
+  // A thread a channel combines them; `to` is the channel's.
+  __device__ __forceinline__ void finish(int c, float* to) const {
+    float all = of_warp(0, c);
 #pragma unroll
-    for (int w = 1; w < kUnitWarps; ++w) all = kFilter ? all + of_warp(w, lane) : fmaxf(all, of_warp(w, lane));
+    for (int w = 1; w < kUnitWarps; ++w) all = kFilter ? all + of_warp(w, c) : fmaxf(all, of_warp(w, c));
     const Scale both = Scale::below(Scale::field_of(all), kFilter ? 8 : -4);
     *to = all == 0.0f ? 0.0f : both.from * (kFilter ? 256.0f : 1.0f);
     if (kFilter) {
-      room[kUnitScalesAt + lane] = both.to;
+      room[kUnitScalesAt + c] = both.to;
     } else {
-      reinterpret_cast<__nv_bfloat16*>(room + kUnitScalesAt)[lane] = __float2bfloat16_rn(both.to);
+      reinterpret_cast<__nv_bfloat16*>(room + kUnitScalesAt)[c] = __float2bfloat16_rn(both.to);
     }
   }
 };
 
-// From rows in shared memory to lanes' words in `to`, the first channel's.
-template <int R>
-__device__ __forceinline__ void write_unit(std::uint32_t rows, uint4* to) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  rows += static_cast<std::uint32_t>(((lane / 8 * 8 + warp) * 8 + lane % 8) * kUnitRow);
-  to += (lane / 4) * 32 * WholeShape<R>::kTiles + warp * 4 + lane % 4;
-#pragma unroll
-  for (int i = 0; i < kUnitChannels / 8; ++i) {
-    std::uint32_t words[4];  // [s1][t1 half]
-    ptx::load_matrix_4_transposed(words, rows + 16 * i);
-    to[i * 8 * 32 * WholeShape<R>::kTiles] = make_uint4(words[0], words[1], words[2], words[3]);
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A block's units in shared memory, of which a warp turns a column of half of the channels, eight at a time.
+struct Turned {
+  static constexpr int kPieces = kUnitChannels / 16;
+  uint4 words[kPieces];  // a lane's [s1][t1 half]
+
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  // Where rows' pieces that a lane names lie, and its words of units.
+  static __device__ __forceinline__ std::uint32_t rows(const unsigned char* memory) {
+    return ptx::shared_address(memory) +
+           static_cast<std::uint32_t>(((lane() / 8 * 8 + warp() % 8) * 8 + lane() % 8) * kUnitRow +
+                                      warp() / 8 * 16 * kPieces);
   }
+  template <class Byte>
+  static __device__ __forceinline__ Byte* units(Byte* memory) {
+    return memory + (warp() / 8 * 8 * kPieces + lane() / 4) * kStagedUnit + (warp() % 8 * 4 + lane() % 4) * 16;
+  }
+
+  __device__ __forceinline__ void read_rows(const unsigned char* memory) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      std::uint32_t four[4];
+      ptx::load_matrix_4_transposed(four, rows(memory) + 16 * i);
+      words[i] = make_uint4(four[0], four[1], four[2], four[3]);
+    }
+  }
+  __device__ __forceinline__ void write_rows(unsigned char* memory) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      ptx::store_matrix_4_transposed(rows(memory) + 16 * i, words[i].x, words[i].y, words[i].z, words[i].w);
+    }
+  }
+  __device__ __forceinline__ void read_units(const unsigned char* memory) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) words[i] = *reinterpret_cast<const uint4*>(units(memory) + 8 * i * kStagedUnit);
+  }
+  __device__ __forceinline__ void write_units(unsigned char* memory) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) *reinterpret_cast<uint4*>(units(memory) + 8 * i * kStagedUnit) = words[i];
+    ptx::fence_async_proxy();
+  }
+};
+// One thread a channel writes the units to memory; `to` is the first channel's.
+template <int R>
+__device__ __forceinline__ void store_units(const unsigned char* memory, uint4* to) {
+  const int c = static_cast<int>(threadIdx.x);
+  if (c >= kUnitChannels) return;
+  ptx::store_bulk(to + c * 32 * WholeShape<R>::kTiles, ptx::shared_address(memory + c * kStagedUnit), 512);
+  ptx::store_bulk_commit();
+}
+// The rows that all threads have written to shared memory become units in memory.
+template <int R>
+__device__ __forceinline__ void rows_to_units(unsigned char* memory, uint4* to) {
+  Turned turned;
+  __syncthreads();
+  turned.read_rows(memory);
+  __syncthreads();
+  turned.write_units(memory);
+  __syncthreads();
+  store_units<R>(memory, to);
 }
 
 // load(more) is 16 bytes of the channels of the thread's first token and `more`. All threads must come here.
 template <int R, class Load>
 __device__ __forceinline__ void filter_in(const Load& load, const Units& to, int channel, int unit,
                                           unsigned char* memory, float* room) {
-  constexpr int kRows = kUnitThreads / 8, kSteps = kUnitTokens / kRows;
-  const int thread = static_cast<int>(threadIdx.x), part = thread % 8, lane = thread % 32;
+  constexpr int kParts = kUnitChannels / 4, kRows = kUnitThreads / kParts, kSteps = kUnitTokens / kRows;
+  const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, lane = thread % 32;
   const UnitScales<true> scales{room};
   uint4 raw[kSteps];
 #pragma unroll
@@ -95,147 +147,294 @@ __device__ __forceinline__ void filter_in(const Load& load, const Units& to, int
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) own += fabsf(__uint_as_float((&raw[i].x)[c]));
     own += __shfl_xor_sync(0xffffffffu, own, 16);
-    own += __shfl_xor_sync(0xffffffffu, own, 8);
-    if (lane < 8) scales.of_warp(thread / 32, part * 4 + c) = own;
+    if (lane < kParts) scales.of_warp(thread / 32, part * 4 + c) = own;
   }
   __syncthreads();
   const std::int64_t first = to.number<R>(0, channel);
-  if (thread < 32) scales.finish(thread, to.scales + first + thread * WholeShape<R>::kTiles + unit);
+  if (thread < kUnitChannels) scales.finish(thread, to.scales + first + thread * WholeShape<R>::kTiles + unit);
   __syncthreads();
   const float4 by = reinterpret_cast<const float4*>(room + kUnitScalesAt)[part];
-  unsigned char* rows = memory + thread / 8 * kUnitRow + part * 8;
+  unsigned char* rows = memory + thread / kParts * kUnitRow + part * 8;
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
     *reinterpret_cast<uint2*>(rows + kRows * i * kUnitRow) =
         make_uint2(ptx::pack_f16(__uint_as_float(raw[i].x) * by.x, __uint_as_float(raw[i].y) * by.y),
                    ptx::pack_f16(__uint_as_float(raw[i].z) * by.z, __uint_as_float(raw[i].w) * by.w));
   }
-  __syncthreads();
-  write_unit<R>(ptx::shared_address(memory), to.data + (first + unit) * 32);
+  rows_to_units<R>(memory, to.data + (first + unit) * 32);
 }
+
+// A thread's share of a unit of tokens.
+template <int R>
+struct TokenRows {
+  static constexpr int kParts = kUnitChannels / 8, kRows = kUnitThreads / kParts, kSteps = kUnitTokens / kRows;
+  uint4 raw[kSteps];
+
+  static __device__ __forceinline__ __nv_bfloat162 as_two(std::uint32_t word) {
+    return *reinterpret_cast<const __nv_bfloat162*>(&word);
+  }
+  static __device__ __forceinline__ std::uint32_t of_two(__nv_bfloat162 two) {
+    return *reinterpret_cast<const std::uint32_t*>(&two);
+  }
+  // load(more) is 16 bytes of the channels of the thread's first token and `more`.
+  template <class Load>
+  __device__ __forceinline__ explicit TokenRows(const Load& load) {
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) raw[i] = load(token_of_row<R, false>(kRows * i));
+  }
+  __device__ __forceinline__ void find_largest(const UnitScales<false>& scales) const {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, lane = thread % 32;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      __nv_bfloat162 own = __habs2(as_two((&raw[0].x)[c]));
+#pragma unroll
+      for (int i = 1; i < kSteps; ++i) own = __hmax2(own, __habs2(as_two((&raw[i].x)[c])));
+#pragma unroll
+      for (int apart = 16; apart >= kParts; apart /= 2) {
+        own = __hmax2(own, as_two(__shfl_xor_sync(0xffffffffu, of_two(own), apart)));
+      }
+      if (lane < kParts) {
+        scales.of_warp(thread / 32, part * 8 + 2 * c) = __low2float(own);
+        scales.of_warp(thread / 32, part * 8 + 2 * c + 1) = __high2float(own);
+      }
+    }
+  }
+  // To rows in shared memory, by the factors that finish() left.
+  __device__ __forceinline__ void write(const UnitScales<false>& scales, unsigned char* memory) const {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts;
+    const uint4 by = reinterpret_cast<const uint4*>(scales.room + kUnitScalesAt)[part];
+    unsigned char* rows = memory + thread / kParts * kUnitRow + part * 16;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      uint4 row;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float2 both = ptx::unpack_bf16(of_two(__hmul2(as_two((&raw[i].x)[c]), as_two((&by.x)[c]))));
+        (&row.x)[c] = ptx::pack_f16(both.x, both.y);
+      }
+      *reinterpret_cast<uint4*>(rows + kRows * i * kUnitRow) = row;
+    }
+  }
+  // Sums over a warp's tokens of products with `other`, of channels.
+  __device__ __forceinline__ void find_products(const TokenRows& other, float* sums) const {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, lane = thread % 32;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      float2 own{0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const float2 a = ptx::unpack_bf16((&raw[i].x)[c]), b = ptx::unpack_bf16((&other.raw[i].x)[c]);
+        own = {fmaf(a.x, b.x, own.x), fmaf(a.y, b.y, own.y)};
+      }
+#pragma unroll
+      for (int apart = 16; apart >= kParts; apart /= 2) {
+        own.x += __shfl_xor_sync(0xffffffffu, own.x, apart);
+        own.y += __shfl_xor_sync(0xffffffffu, own.y, apart);
+      }
+      if (lane < kParts) {
+        float* to = sums + thread / 32 * kUnitChannels + part * 8 + 2 * c;
+        to[0] = own.x;
+        to[1] = own.y;
+      }
+    }
+  }
+};
 
 template <int R, class Load>
 __device__ __forceinline__ void tokens_in(const Load& load, const Units& to, int line, int channel, int unit,
                                           unsigned char* memory, float* room) {
-  constexpr int kRows = kUnitThreads / 4, kSteps = kUnitTokens / kRows;
-  const auto as_two = [](std::uint32_t word) { return *reinterpret_cast<const __nv_bfloat162*>(&word); };
-  const auto of_two = [](__nv_bfloat162 two) { return *reinterpret_cast<const std::uint32_t*>(&two); };
-  const int thread = static_cast<int>(threadIdx.x), part = thread % 4, lane = thread % 32;
+  const TokenRows<R> rows(load);
   const UnitScales<false> scales{room};
-  uint4 raw[kSteps];
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) raw[i] = load(token_of_row<R, false>(kRows * i));
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    __nv_bfloat162 own = __habs2(as_two((&raw[0].x)[c]));
-#pragma unroll
-    for (int i = 1; i < kSteps; ++i) own = __hmax2(own, __habs2(as_two((&raw[i].x)[c])));
-#pragma unroll
-    for (int apart = 16; apart >= 4; apart /= 2) {
-      own = __hmax2(own, as_two(__shfl_xor_sync(0xffffffffu, of_two(own), apart)));
-    }
-    if (lane < 4) {
-      scales.of_warp(thread / 32, part * 8 + 2 * c) = __low2float(own);
-      scales.of_warp(thread / 32, part * 8 + 2 * c + 1) = __high2float(own);
-    }
-  }
+  rows.find_largest(scales);
   __syncthreads();
   const std::int64_t first = to.number<R>(line, channel);
-  if (thread < 32) scales.finish(thread, to.scales + first + thread * WholeShape<R>::kTiles + unit);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kUnitChannels) scales.finish(thread, to.scales + first + thread * WholeShape<R>::kTiles + unit);
   __syncthreads();
-  const uint4 by = reinterpret_cast<const uint4*>(room + kUnitScalesAt)[part];
-  unsigned char* rows = memory + thread / 4 * kUnitRow + part * 16;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    uint4 row;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float2 both = ptx::unpack_bf16(of_two(__hmul2(as_two((&raw[i].x)[c]), as_two((&by.x)[c]))));
-      (&row.x)[c] = ptx::pack_f16(both.x, both.y);
-    }
-    *reinterpret_cast<uint4*>(rows + kRows * i * kUnitRow) = row;
-  }
-  __syncthreads();
-  write_unit<R>(ptx::shared_address(memory), to.data + (first + unit) * 32);
+  rows.write(scales, memory);
+  rows_to_units<R>(memory, to.data + (first + unit) * 32);
 }
 
-// Back, of results in bf16: load(i) is a lane's words of its channel of eight channels, and store(more, values) gets 16
-// bytes. All threads must come here.
-template <int R, class Load, class Store>
-__device__ __forceinline__ void results_out(const Load& load, const Store& store, unsigned char* memory) {
-  constexpr int kPieces = kUnitChannels / 8, kRows = kUnitThreads / 4;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const std::uint32_t rows =
-      ptx::shared_address(memory) + static_cast<std::uint32_t>(((lane / 8 * 8 + warp) * 8 + lane % 8) * kUnitRow);
-  uint4 raw[kPieces];
+// Tokens and their outputs' gradients, and the sums of their products, of which channels below `channels` go to `skip`.
+// `memory` is two, `room` three.
+template <int R, class Load, class LoadGradient>
+__device__ __forceinline__ void pairs_in(const Load& load, const LoadGradient& load_gradient, const Units& to_x,
+                                         const Units& to_gradients, int line, int channel, int unit, float* skip,
+                                         std::int64_t channels, unsigned char* memory, float* room) {
+  const TokenRows<R> x(load), gradients(load_gradient);
+  const UnitScales<false> x_scales{room}, gradient_scales{room + kUnitRoom};
+  float* sums = room + 2 * kUnitRoom;
+  x.find_largest(x_scales);
+  gradients.find_largest(gradient_scales);
+  x.find_products(gradients, sums);
+  __syncthreads();
+  const int thread = static_cast<int>(threadIdx.x), c = thread % kUnitChannels;
+  const std::int64_t first = to_x.number<R>(line, channel), own = first + c * WholeShape<R>::kTiles + unit;
+  if (thread / kUnitChannels == 0) {
+    x_scales.finish(c, to_x.scales + own);
+  } else if (thread / kUnitChannels == 1) {
+    gradient_scales.finish(c, to_gradients.scales + own);
+  } else if (thread / kUnitChannels == 2 && channel + c < channels) {
+    float all = sums[c];
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) raw[i] = load(i);
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    // [s1][t1 half], pairs of columns
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    ptx::store_matrix_4_transposed(rows + 16 * i, raw[i].x, raw[i].y, raw[i].z, raw[i].w);
-#endif
+    for (int w = 1; w < kUnitWarps; ++w) all += sums[w * kUnitChannels + c];
+    skip[c] = all;
   }
   __syncthreads();
-  const unsigned char* own = memory + thread / 4 * kUnitRow + thread % 4 * 16;
+  unsigned char* other = memory + kUnitBytes;
+  x.write(x_scales, memory);
+  gradients.write(gradient_scales, other);
+  Turned turned_x, turned_gradients;
+  __syncthreads();
+  turned_x.read_rows(memory);
+  turned_gradients.read_rows(other);
+  __syncthreads();
+  turned_x.write_units(memory);
+  turned_gradients.write_units(other);
+  __syncthreads();
+  store_units<R>(memory, to_x.data + (first + unit) * 32);
+  store_units<R>(other, to_gradients.data + (first + unit) * 32);
+}
+
+// Back, of results in 16 bits, `from` the first channel's, to rows in shared memory. All threads must come here;
+// `phase` counts how often they did.
+template <int R>
+__device__ __forceinline__ void units_to_rows(const uint4* from, unsigned char* memory, std::uint64_t* barrier,
+                                              int phase) {
+  const int c = static_cast<int>(threadIdx.x);
+  const std::uint32_t waited = ptx::shared_address(barrier);
+  if (phase == 0) {
+    if (c == 0) {
+      ptx::mbarrier_init(waited, 1);
+      ptx::fence_barrier_init();
+    }
+    __syncthreads();
+  }
+  if (c == 0) ptx::mbarrier_arrive_expect(waited, 512 * kUnitChannels);
+  if (c < kUnitChannels) {
+    ptx::copy_bulk(ptx::shared_address(memory + c * kStagedUnit), from + c * 32 * WholeShape<R>::kTiles, 512, waited);
+  }
+  ptx::mbarrier_wait(waited, static_cast<std::uint32_t>(phase % 2));
+  Turned turned;
+  turned.read_units(memory);
+  __syncthreads();
+  turned.write_rows(memory);
+  __syncthreads();
+}
+// store(more, values) gets 16 bytes of bf16.
+template <int R, class Store>
+__device__ __forceinline__ void results_out(const Store& store, const unsigned char* memory) {
+  constexpr int kParts = kUnitChannels / 8, kRows = kUnitThreads / kParts;
+  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned char* own = memory + thread / kParts * kUnitRow + thread % kParts * 16;
 #pragma unroll
   for (int i = 0; i < kUnitTokens / kRows; ++i) {
     store(token_of_row<R, true>(kRows * i), *reinterpret_cast<const uint4*>(own + kRows * i * kUnitRow));
   }
 }
+// The filter's gradient, of f16: `by` are factors of a thread's four channels, and store() gets these.
+template <int R, class Store>
+__device__ __forceinline__ void sums_out(float4 by, const Store& store, const unsigned char* memory) {
+  constexpr int kParts = kUnitChannels / 4, kRows = kUnitThreads / kParts;
+  const int thread = static_cast<int>(threadIdx.x);
+  const unsigned char* own = memory + thread / kParts * kUnitRow + thread % kParts * 8;
+#pragma unroll 2
+  for (int i = 0; i < kUnitTokens / kRows; ++i) {
+    const uint2 words = *reinterpret_cast<const uint2*>(own + kRows * i * kUnitRow);
+    const float2 low = ptx::unpack_f16(words.x), high = ptx::unpack_f16(words.y);
+    store(token_of_row<R, true>(kRows * i), make_float4(low.x * by.x, low.y * by.y, high.x * by.z, high.y * by.w));
+  }
+}
 
-// What kernels know of a call. `x` gets tokens of `from`, x's or, of gradients, dy's, and in their place results for
-// `to`.
+#endif
+
+// Sequences whose products are summed in f16 for the filter's gradient.
+constexpr int kMostSummed = 32;
+
+// What kernels know of a call. Forward `x` gets tokens and in their place y's; backward `gradients` gets dy's and in
+// their place dx's, and the filter's units, of which there are `chunks` of kMostSummed sequences, the filter's gradient
+// in f16, a channel's first scale what it is to be multiplied by. `skip` gets sums of x dy, [line][unit][D].
 struct WholeCall {
   Call<__nv_bfloat16> call;
-  Lines<__nv_bfloat16> from, to;
-  Units filter, x;
-  bool gradients;
+  Lines<__nv_bfloat16> dy, to;
+  Units filter, x, gradients;
+  int chunks;  // 0 forward
+  float *dfilter, *skip;
+
+  __host__ __device__ __forceinline__ bool backward() const { return chunks > 0; }
 };
 
-// Units of a group that come, the filter's first, or those that leave.
-template <int R, bool kResults>
-int unit_rows(const WholeCall& whole) {
-  return static_cast<int>(whole.call.lines + (kResults ? 0 : 1)) * WholeShape<R>::kTiles;
+// Units of a group that come, the filter's first, or those that leave, the filter's last.
+template <int R>
+int unit_rows(const WholeCall& whole, bool results) {
+  return static_cast<int>(whole.call.lines + (!results || whole.backward() ? 1 : 0)) * WholeShape<R>::kTiles;
 }
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Row number `row` of a group's units that come or, kResults, of those that leave. kPlain: rows are whole pieces of 16
 // bytes of one tensor; else channels are read and written one by one, and there may be tokens before the call's.
-template <int R, bool kPlain, bool kResults>
+template <int R, bool kPlain, bool kResults, bool kBack>
 class UnitTask {
  public:
   __device__ __forceinline__ UnitTask(const WholeCall& whole, int row, int group)
       : whole_(whole), thread_(static_cast<int>(threadIdx.x)), channel_(group * kUnitChannels) {
     constexpr int kUnits = WholeShape<R>::kTiles;
-    of_filter_ = !kResults && row < kUnits;
     unit_ = row % kUnits;
     line_ = row / kUnits - (kResults ? 0 : 1);
-    token_ = token_of_unit<R>(unit_) + token_of_row<R, kResults>(thread_ / (of_filter_ ? 8 : 4));
-    own_channel_ = channel_ + (of_filter_ ? thread_ % 8 * 4 : thread_ % 4 * 8);
+    of_filter_ = kResults ? line_ == static_cast<int>(whole.call.lines) : line_ < 0;
+    const int each = of_filter_ ? 4 : 8, parts = kUnitChannels / each;
+    token_ = token_of_unit<R>(unit_) + token_of_row<R, kResults>(thread_ / parts);
+    own_channel_ = channel_ + thread_ % parts * each;
   }
 
-  __device__ __forceinline__ void run(unsigned char* memory, float* room) const {
-    if constexpr (kResults) {
-      results_out<R>([&](int i) { return __ldcg(result(i)); }, [&](int more, uint4 values) { store_row(more, values); },
-                     memory);
-    } else if (of_filter_) {
+  __device__ __forceinline__ void come(unsigned char* memory, float* room) const {
+    const auto x = [&](int more) { return token_row(more); };
+    if (of_filter_) {
       filter_in<R>([&](int more) { return filter_row(more); }, whole_.filter, channel_, unit_, memory, room);
+    } else if constexpr (kBack) {
+      float* skip = whole_.skip + (std::int64_t{line_} * WholeShape<R>::kTiles + unit_) * whole_.call.channels;
+      pairs_in<R>(
+          x, [&](int more) { return gradient_row(more); }, whole_.x, whole_.gradients, line_, channel_, unit_,
+          skip + channel_, whole_.call.channels, memory, room);
     } else {
-      tokens_in<R>([&](int more) { return token_row(more); }, whole_.x, line_, channel_, unit_, memory, room);
+      tokens_in<R>(x, whole_.x, line_, channel_, unit_, memory, room);
+    }
+    if (thread_ < kUnitChannels) ptx::store_bulk_wait_read();
+  }
+  __device__ __forceinline__ void leave(unsigned char* memory, std::uint64_t* barrier) const {
+    if (kBack && of_filter_) {
+      if (whole_.call.rows > WholeShape<R>::kPoints) clear_filter_rows();
+      for (int chunk = 0; chunk < whole_.chunks; ++chunk) {
+        if (chunk > 0) {
+          ptx::fence_async_proxy();
+          __syncthreads();
+        }
+        units_to_rows<R>(result(whole_.filter, chunk), memory, barrier, chunk);
+        sums_out<R>(
+            filter_scale(chunk), [&](int more, float4 values) { add_filter_row(more, values, chunk == 0); }, memory);
+      }
+    } else {
+      units_to_rows<R>(result(kBack ? whole_.gradients : whole_.x, line_), memory, barrier, 0);
+      results_out<R>([&](int more, uint4 values) { store_row(more, values); }, memory);
     }
   }
 
  private:
-  __device__ __forceinline__ const uint4* result(int i) const {
-    const int lane = thread_ % 32, channel = channel_ + 8 * i + lane / 4;
-    return whole_.x.data + (whole_.x.number<R>(line_, channel) + unit_) * 32 + thread_ / 32 * 4 + lane % 4;
+  __device__ __forceinline__ const uint4* result(const Units& from, int line) const {
+    return from.data + (from.number<R>(line, channel_) + unit_) * 32;
+  }
+  __device__ __forceinline__ float4 filter_scale(int chunk) const {
+    const auto of = [&](int c) {
+      return __ldcg(whole_.filter.scales + whole_.filter.number<R>(chunk, own_channel_ + c));
+    };
+    return {of(0), of(1), of(2), of(3)};
   }
   __device__ __forceinline__ uint4 filter_row(int more) const {
     const auto& call = whole_.call;
     const int row = token_ + more, d = own_channel_;
     uint4 raw{};
-    if (kPlain && row < call.rows) {
+    if (kPlain && row < call.rows && d < call.channels) {
       raw = __ldcs(reinterpret_cast<const uint4*>(call.filter + row * call.channels + d));
     }
     auto* words = &raw.x;
@@ -248,39 +447,82 @@ class UnitTask {
     if (more == 0 && token_ == 0) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        if (kPlain || d + c < call.channels) words[c] = __float_as_uint(__uint_as_float(words[c]) + call.skip[d + c]);
+        if (d + c < call.channels) words[c] = __float_as_uint(__uint_as_float(words[c]) + call.skip[d + c]);
       }
     }
     return raw;
   }
+  // The filter's gradient, of the first chunk or added.
+  __device__ __forceinline__ void add_filter_row(int more, float4 values, bool first) const {
+    const auto& call = whole_.call;
+    if (token_ + more >= call.rows || own_channel_ >= call.channels) return;
+    float* to = whole_.dfilter + token_ * call.channels + own_channel_ + more * call.channels;
+    if constexpr (kPlain) {
+      auto* at = reinterpret_cast<float4*>(to);
+      if (!first) values = {at->x + values.x, at->y + values.y, at->z + values.z, at->w + values.w};
+      __stcs(at, values);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (own_channel_ + c < call.channels) to[c] = (&values.x)[c] + (first ? 0.0f : to[c]);
+      }
+    }
+  }
+  // Rows behind the last point are zeros: every kPoints-th behind the block's, of a thread a channel.
+  __device__ __forceinline__ void clear_filter_rows() const {
+    const auto& call = whole_.call;
+    const int channel = channel_ + thread_ % kUnitChannels;
+    constexpr int kAtOnce = kUnitThreads / kUnitChannels, kPoints = WholeShape<R>::kPoints;
+    if (channel >= call.channels) return;
+    for (int i = thread_ / kUnitChannels; i < kUnitTokens; i += kAtOnce) {
+      for (std::int64_t row = kPoints + unit_ * kUnitTokens + i; row < call.rows; row += kPoints) {
+        whole_.dfilter[row * call.channels + channel] = 0.0f;
+      }
+    }
+  }
+  // Eight channels of at(d), which is a float.
+  template <class At>
+  __device__ __forceinline__ uint4 gathered(const At& at) const {
+    uint4 all;
+#pragma unroll
+    for (int c = 0; c < 8; c += 2) {
+      float values[2] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int d = own_channel_ + c + i;
+        if (d < whole_.call.channels) values[i] = at(d);
+      }
+      (&all.x)[c / 2] = ptx::pack_bf16(values[0], values[1]);
+    }
+    return all;
+  }
   __device__ __forceinline__ uint4 token_row(int more) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      if (token_ + more >= call.length) return {};
-      return __ldcs(reinterpret_cast<const uint4*>(whole_.from.at(line_, token_ + more, own_channel_)));
+      if (token_ + more >= call.length || own_channel_ >= call.channels) return {};
+      return __ldcs(reinterpret_cast<const uint4*>(call.x.at(line_, token_ + more, own_channel_)));
+    } else {
+      const Place place = call.place_of(line_);
+      return gathered([&](int d) { return call.token(place, token_ + more, d); });
+    }
+  }
+  // Of sequences that go by direct sums zeros.
+  __device__ __forceinline__ uint4 gradient_row(int more) const {
+    const auto& call = whole_.call;
+    if constexpr (kPlain) {
+      if (token_ + more >= call.length || own_channel_ >= call.channels) return {};
+      return __ldcs(reinterpret_cast<const uint4*>(whole_.dy.at(line_, token_ + more, own_channel_)));
     } else {
       const Place place = call.place_of(line_);
       const std::int64_t t = token_ + more - place.past;
-      uint4 all;
-#pragma unroll
-      for (int c = 0; c < 8; c += 2) {
-        float values[2] = {};
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int d = own_channel_ + c + i;
-          if (d >= call.channels) continue;
-          if (!whole_.gradients) values[i] = call.token(place, token_ + more, d);
-          if (whole_.gradients && t >= 0 && t < place.length) values[i] = to_float(*whole_.from.at(line_, t, d));
-        }
-        (&all.x)[c / 2] = ptx::pack_bf16(values[0], values[1]);
-      }
-      return all;
+      if (t < 0 || t >= place.length || !place.by_transforms()) return {};
+      return gathered([&](int d) { return to_float(*whole_.dy.at(line_, t, d)); });
     }
   }
   __device__ __forceinline__ void store_row(int more, uint4 values) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      if (token_ + more < call.length) {
+      if (token_ + more < call.length && own_channel_ < call.channels) {
         __stcs(reinterpret_cast<uint4*>(whole_.to.at(line_, token_ + more, own_channel_)), values);
       }
     } else {
@@ -302,16 +544,34 @@ class UnitTask {
   bool of_filter_;
 };
 
-template <int R, bool kPlain, bool kResults>
-__global__ void __launch_bounds__(kUnitThreads) units_kernel(const __grid_constant__ WholeCall whole) {
+#endif
+
+// Blocks a multiprocessor.
+template <bool kResults, bool kBack>
+constexpr int kUnitsBlocks = !kResults ? 2
+                             : kBack   ? 3
+                                       : 4;
+// Shared memory: of those that come rows, backward two, and room for scales, forward one, backward three.
+template <bool kResults, bool kBack>
+constexpr int kUnitsMemory = (!kResults && kBack ? 2 : 1) * kUnitBytes +
+                             (kResults ? 16 : (kBack ? 3 : 1) * kUnitRoom * static_cast<int>(sizeof(float)));
+
+template <int R, bool kPlain, bool kResults, bool kBack>
+__global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kResults, kBack>)
+    units_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __shared__ __align__(16) unsigned char memory[kUnitBytes];
-  __shared__ __align__(16) float room[kUnitRoomBytes / 4];
+  extern __shared__ __align__(128) unsigned char memory[];
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
   const int number = static_cast<int>(blockIdx.x), groups = static_cast<int>(whole.x.channels) / kUnitChannels,
             row = number / groups;
-  UnitTask<R, kPlain, kResults>(whole, row, number - row * groups).run(memory, room);
+  const UnitTask<R, kPlain, kResults, kBack> task(whole, row, number - row * groups);
+  constexpr int kRows = (!kResults && kBack ? 2 : 1) * kUnitBytes;
+  if constexpr (kResults) {
+    task.leave(memory, reinterpret_cast<std::uint64_t*>(memory + kRows));
+  } else {
+    task.come(memory, reinterpret_cast<float*>(memory + kRows));
+  }
 #endif
 }
 

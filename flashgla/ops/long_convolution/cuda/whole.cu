@@ -2,6 +2,7 @@
 
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
+#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/long_convolution/cuda/whole.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.h"
 
@@ -16,18 +17,20 @@ constexpr const char* kName = "long_convolution";
 // Each fills a multiprocessor.
 std::int64_t blocks_at_once(const Context& context) { return context.architecture().multiprocessors; }
 
-template <int R, bool kPlain>
+template <int R, bool kPlain, bool kBack>
 void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
   const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
-  const std::int64_t items = whole.x.channels / cuda::WholeShape<R>::kTogether;
+  const std::int64_t together = cuda::WholeShape<R>::kTogether, items = (whole.call.channels - 1) / together + 1;
   using ops::cuda::queue_kernel;
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false>, groups * cuda::unit_rows<R, false>(whole),
-               cuda::kUnitThreads, 0, whole);
-  const auto kernel = whole.gradients ? cuda::whole_kernel<R, true> : cuda::whole_kernel<R, false>;
+  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false, kBack>, groups * cuda::unit_rows<R>(whole, false),
+               cuda::kUnitThreads, cuda::kUnitsMemory<false, kBack>, whole);
+  const auto kernel = !kBack                  ? cuda::whole_kernel<R>
+                      : whole.call.lines == 1 ? cuda::whole_gradient_kernel<R>
+                                              : cuda::whole_gradients_kernel<R>;
   queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads,
                cuda::WholeMemory<R>::kBytes, whole, spectra);
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true>, groups * cuda::unit_rows<R, true>(whole),
-               cuda::kUnitThreads, 0, whole);
+  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true, kBack>, groups * cuda::unit_rows<R>(whole, true),
+               cuda::kUnitThreads, cuda::kUnitsMemory<true, kBack>, whole);
 }
 
 cuda::Units units_of(Context& context, std::int64_t lines, std::int64_t channels, std::int64_t points) {
@@ -37,31 +40,56 @@ cuda::Units units_of(Context& context, std::int64_t lines, std::int64_t channels
   return {static_cast<uint4*>(take(points / 2)), static_cast<float*>(take(points / 256)), channels};
 }
 
+template <int R>
+void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeViews& views) {
+  constexpr std::int64_t kAcross = cuda::kUnitChannels, kPoints = cuda::WholeShape<R>::kPoints;
+  const bool backward = static_cast<bool>(views.dy);
+  const std::int64_t channels = (call.channels + kAcross - 1) / kAcross * kAcross;
+  const std::int64_t chunks = backward ? (call.lines + cuda::kMostSummed - 1) / cuda::kMostSummed : 0;
+  const cuda::Units filter = units_of(context, std::max<std::int64_t>(chunks, 1), channels, kPoints),
+                    x = units_of(context, call.lines, channels, kPoints),
+                    gradients = backward ? units_of(context, call.lines, channels, kPoints) : cuda::Units();
+  const auto floats = [&](const Shape& shape, const char* label) {
+    return context.scratch().tensor(shape, DType::f32, label);
+  };
+  auto* spectra = static_cast<uint4*>(
+      floats(Shape({blocks_at_once(context), (backward && call.lines > 1 ? 3 : 1) * 4 * cuda::kWholeSpectrum}),
+             "long_convolution: filters")
+          .data);
+  const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
+  const TensorView skip = floats(sums, "long_convolution: sums");
+  if (!context.planning()) {
+    const TensorView &from = backward ? views.dy : views.x, &to = backward ? views.dx : views.y;
+    const cuda::WholeCall whole{call,
+                                ops::cuda::Lines<bf16>(from),
+                                ops::cuda::Lines<bf16>(to),
+                                filter,
+                                x,
+                                gradients,
+                                static_cast<int>(chunks),
+                                views.dfilter,
+                                skip.as<float>()};
+    const auto aligned = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
+    const bool plain = call.channels % 8 == 0 && call.positions == nullptr && aligned(call.filter) &&
+                       aligned(views.dfilter) && ops::cuda::are_aligned({&views.x, &from, &to}, 8);
+    const auto queue = [&](auto back) {
+      constexpr bool kBack = decltype(back)::value;
+      plain ? queue_kernels<R, true, kBack>(context, whole, spectra)
+            : queue_kernels<R, false, kBack>(context, whole, spectra);
+    };
+    backward ? queue(std::true_type()) : queue(std::false_type());
+  }
+  if (backward) elementwise::column_sum(context, skip, views.dskip, true);
+}
+
 }  // namespace
 
-void queue_whole(Context& context, const cuda::Call<bf16>& call, std::int64_t longest, const TensorView& from,
-                 const TensorView& to, bool gradients) {
+void queue_whole(Context& context, const cuda::Call<bf16>& call, std::int64_t longest, const WholeViews& views) {
   const ArenaScope scope(context.scratch());
-  const auto go = [&](auto shape) {
-    constexpr int R = decltype(shape)::value;
-    constexpr std::int64_t kAcross = cuda::kUnitChannels, kPoints = cuda::WholeShape<R>::kPoints;
-    const std::int64_t channels = (call.channels + kAcross - 1) / kAcross * kAcross;
-    const cuda::Units filter = units_of(context, 1, channels, kPoints),
-                      x = units_of(context, call.lines, channels, kPoints);
-    const Shape spectra({blocks_at_once(context), 4 * cuda::kWholeSpectrum});
-    auto* spectrum =
-        static_cast<uint4*>(context.scratch().tensor(spectra, DType::f32, "long_convolution: filters").data);
-    if (context.planning()) return;
-    const cuda::WholeCall whole{call, ops::cuda::Lines<bf16>(from), ops::cuda::Lines<bf16>(to), filter, x, gradients};
-    const bool plain = call.channels % kAcross == 0 && call.positions == nullptr &&
-                       reinterpret_cast<std::uintptr_t>(call.filter) % 16 == 0 &&
-                       ops::cuda::are_aligned({&from, &to}, 8);
-    plain ? queue_kernels<R, true>(context, whole, spectrum) : queue_kernels<R, false>(context, whole, spectrum);
-  };
-  if (longest <= 4096) return go(std::integral_constant<int, 1>());
-  if (longest <= 8192) return go(std::integral_constant<int, 2>());
-  if (longest <= 16384) return go(std::integral_constant<int, 4>());
-  go(std::integral_constant<int, 8>());
+  if (longest <= 4096) return queue_shape<1>(context, call, views);
+  if (longest <= 8192) return queue_shape<2>(context, call, views);
+  if (longest <= 16384) return queue_shape<4>(context, call, views);
+  queue_shape<8>(context, call, views);
 }
 
 }  // namespace flashgla::ops::long_convolution

@@ -8,8 +8,16 @@ namespace flashgla::ops::long_convolution {
 
 constexpr std::int64_t kLongestWhole = 32768;
 
-// y, or with `gradients` dx, of `from`, for sequences of at most `longest` tokens with those before the call.
-void queue_whole(Context& context, const cuda::Call<__nv_bfloat16>& call, std::int64_t longest, const TensorView& from,
-                 const TensorView& to, bool gradients);
+// Forward x and y; backward x, dy, dx, dfilter [L,D] and dskip, to which is added.
+struct WholeViews {
+  TensorView x, y, dy, dx;
+  float* dfilter = nullptr;
+  TensorView dskip;
+};
+
+// y, or where there is dy gradients, of sequences of at most `longest` tokens with those before the call. Sequences
+// that are left to direct sums add nothing to dfilter and dskip.
+void queue_whole(Context& context, const cuda::Call<__nv_bfloat16>& call, std::int64_t longest,
+                 const WholeViews& views);
 
 }  // namespace flashgla::ops::long_convolution

@@ -15,8 +15,8 @@ void bench(const testing::BenchOptions& options) {
       const std::string problem = name_of_form("B T D", form) + " " + name_of(dtypes.activation);
       benches.push_back(
           testing::bytes_bound("long_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
-      benches.push_back(testing::bytes_bound("long_convolution backward", problem, dtypes, backward_case(form),
-                                             backward_case(small)));
+      benches.push_back(testing::bytes_bound("long_convolution backward", problem, dtypes, backward_case(form, dtypes),
+                                             backward_case(small, dtypes)));
     }
   }
   testing::run_benches(benches, testing::names_of(implementations()), options);

@@ -28,11 +28,16 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
   if (cuda_device_count() > 0) {
     // On a GPU: in whole rows, with several sequences a block; more than its transform, up to 4, 16 or more blocks.
     forms.insert(forms.end(), {{3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}});
-    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {3, 2300, 32}, {1, 9000, 3}, {1, 33000, 1}});
+    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {1, 2300, 72}, {1, 9000, 3}, {1, 33000, 1}});
+    // Whole sequences of each size, in whole pieces and not, of more than are summed at once, behind tokens.
+    forms.insert(forms.end(), {{33, 2100, 1}, {2, 4200, 8}, {1, 8300, 8}, {1, 16400, 1}});
+    forms.insert(forms.end(), {{2, 300, 5, {9000, 8500}}, {2, 500, 3, {16100, 100}}});
   }
   for (const Form& form : forms) {
     EXPECT_EQ(testing::check_conformance(forward_case(form), coverage), "");
-    EXPECT_EQ(testing::check_conformance(backward_case(form), coverage), "");
+    for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
+      EXPECT_EQ(testing::check_conformance(backward_case(form, dtypes), coverage), "");
+    }
   }
   EXPECT_EQ(testing::check_conformance(step_case(1, {0}), coverage), "");
   EXPECT_EQ(testing::check_conformance(step_case(37, {30, 0, 1000}), coverage), "");
@@ -44,7 +49,8 @@ TEST(LongConvolution, NumbersBeyondTheRangeOfF16) {
   testing::Coverage coverage(implementations());
   for (const double size : {1e-9, 1e12}) {
     for (const Form& form : {Form{2, 600, 24}, Form{1, 2500, 5}, Form{1, 2100, 32}}) {
-      for (testing::OperatorCase each : {forward_case(form), backward_case(form)}) {
+      for (testing::OperatorCase each : {forward_case(form), backward_case(form, {DType::f32, DType::f32}),
+                                         backward_case(form, {DType::bf16, DType::bf16})}) {
         for (testing::Argument& argument : each.arguments) {
           if (argument.name == "x" || argument.name == "dy") argument.deviation *= size;
           if (argument.name == "filter") argument.deviation *= 1e-7;
