@@ -24,10 +24,12 @@ Encode find_encode(const std::string& operation) {
 }
 
 CUtensorMap encoded(const char* operation, CUtensorMapDataType type, void* data, const std::array<cuuint64_t, 4>& sizes,
-                    const std::array<cuuint64_t, 3>& strides, int across, int rows, CUtensorMapSwizzle swizzle) {
+                    const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& sides,
+                    CUtensorMapSwizzle swizzle) {
   static const Encode encode = find_encode(operation);
   CUtensorMap map{};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(across), static_cast<cuuint32_t>(rows), 1, 1},
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(sides[0]), static_cast<cuuint32_t>(sides[1]),
+                             static_cast<cuuint32_t>(sides[2]), 1},
                    steps[4] = {1, 1, 1, 1};
   const CUresult status =
       encode(&map, type, 4, data, sizes.data(), strides.data(), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
@@ -42,14 +44,14 @@ CUtensorMap encoded(const char* operation, CUtensorMapDataType type, void* data,
 
 CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuint64_t, 4>& sizes,
                        const std::array<cuuint64_t, 3>& strides, int rows) {
-  return encoded(operation, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes, strides, 64, rows,
+  return encoded(operation, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes, strides, {64, rows, 1},
                  CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
 CUtensorMap tensor_map_of_rows(const char* operation, bool wide, void* data, const std::array<cuuint64_t, 4>& sizes,
-                               const std::array<cuuint64_t, 3>& strides, int across, int rows) {
+                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box) {
   return encoded(operation, wide ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes,
-                 strides, across, rows, CU_TENSOR_MAP_SWIZZLE_NONE);
+                 strides, box, CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace flashgla::cuda

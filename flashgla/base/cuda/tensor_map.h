@@ -13,9 +13,9 @@ namespace flashgla::cuda {
 CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuint64_t, 4>& sizes,
                        const std::array<cuuint64_t, 3>& strides, int rows);
 
-// Of f32 (wide) or bf16 elements, likewise, but for boxes of `across` elements, 16 bytes or a multiple, by `rows` as
-// they lie in memory.
+// Of f32 (wide) or bf16 elements, likewise, but for boxes of so many elements, 16 bytes or a multiple, by so many of
+// the second and of the third dimension, one behind the other.
 CUtensorMap tensor_map_of_rows(const char* operation, bool wide, void* data, const std::array<cuuint64_t, 4>& sizes,
-                               const std::array<cuuint64_t, 3>& strides, int across, int rows);
+                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box);
 
 }  // namespace flashgla::cuda

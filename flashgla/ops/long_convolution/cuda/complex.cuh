@@ -183,10 +183,9 @@ __device__ __forceinline__ void correlate(const P (&g)[N], P (&x)[N], int count)
   count > N / 2 ? sums(std::integral_constant<int, N>()) : sums(std::integral_constant<int, N / 2>());
 }
 
-// Powers of two that keep a Pair's transforms of kPoints in all within f16. Tokens come below 2^kTop by their largest
-// one, so that spectra of `points` tokens stay below points 2^kTop, and a filter's magnitudes add up to less than 1
-// (its spectra, of two spans each, to less than 2), so that the products' sums and what comes back stay below twice
-// that, which is 2^15.
+// Powers of two that keep transforms in f16 within its range: tokens come below some power of two by their largest one,
+// so that spectra of `points` tokens stay below `points` times that, and a filter's magnitudes add up to less than
+// another (its spectra, of two spans or blocks each, to less than twice that).
 struct Scale {
   float to, from;  // factors; each the other's inverse
 

@@ -11,7 +11,7 @@ constexpr int kGradientPointBytes = kTeams * 2 * kChannelRoom * static_cast<int>
 constexpr int kGradientTensorBytes = kPoints * kGradientChannels * static_cast<int>(sizeof(float));
 constexpr int kGradientTokenBytes = 2 * kGradientTensorBytes;
 constexpr int kGradientBarrierAt =
-    kGradientPointBytes + kGradientTokenBytes + SpanTransform<float2>::kTurns * static_cast<int>(sizeof(float2));
+    kGradientPointBytes + kGradientTokenBytes + SpanTransform::kTurns * static_cast<int>(sizeof(float2));
 constexpr int kGradientBytes = kGradientBarrierAt + 16;
 
 // For TMA, in boxes of 16 bytes a row and kSpan tokens.
@@ -35,14 +35,14 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   extern __shared__ __align__(128) unsigned char memory[];
   const auto room_of = [&](int team) { return reinterpret_cast<float2*>(memory) + team * (2 * kChannelRoom); };
   float2* points = room_of(TeamPlace::team());  // of x, of dy
-  const SpanTransform<float2> transform(reinterpret_cast<float2*>(memory + kGradientPointBytes + kGradientTokenBytes));
+  const SpanTransform transform(reinterpret_cast<float2*>(memory + kGradientPointBytes + kGradientTokenBytes));
   const FusedShare share(call.channels, kGradientChannels);
   const auto staged = [&](int tensor) {
     return Tokens{reinterpret_cast<float*>(memory + kGradientPointBytes + tensor * kGradientTensorBytes)};
   };
   float2* own = filters_of<1>(filters);
   const int first = sequence_from(call, share.chunk, chunks);
-  const auto ask = [&](int n, int /*buffer*/) {
+  const auto ask = [&](int n) {
     const Place place = call.place_of(n);
     staged(0).ask(call.x, place, share.channel, call.channels, &call);
     staged(1).ask(dy, place, share.channel, call.channels);
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
     ptx::mbarrier_arrive_expect(barrier, 2 * kGradientTensorBytes);
     const std::uint32_t at = ptx::shared_address(memory + kGradientPointBytes);
     for (int i = 0; i < kSpans; ++i) {
-      ptx::copy_box(at + i * kBoxBytes, &maps.x, share.channel, i * kSpan, n, 0, barrier);
-      ptx::copy_box(at + kGradientTensorBytes + i * kBoxBytes, &maps.dy, share.channel, i * kSpan, n, 0, barrier);
+      ptx::copy_box(at + i * kBoxBytes, &maps.x, share.channel, i * kSpan, 0, n, barrier);
+      ptx::copy_box(at + kGradientTensorBytes + i * kBoxBytes, &maps.dy, share.channel, i * kSpan, 0, n, barrier);
     }
   };
 #endif
@@ -72,17 +72,16 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       return;
     }
 #endif
-    if (first < call.sequences) ask(first, 0);
+    if (first < call.sequences) ask(first);
   };
-  Scales<float2, 1> scales;
   const Staged<float, kGradientChannels> rows{reinterpret_cast<float*>(memory)};  // of the filter
-  make_filters<1>(call, transform, share.channel, rows, points, own, nullptr, scales, ask_first);
+  make_filters<1>(call, transform, share.channel, rows, points, own, ask_first);
   float2 sums[kSlots][kSpans] = {};
   const auto is_active = [&](int spans) { return TeamPlace::span() < spans; };  // of a warp
   const auto make_spectrum = [&](int spans, int tensor) {
     if (!is_active(spans)) return;
     float2 v[1][kOwn];
-    load_scaled<1>(staged(tensor), nullptr, scales, v);
+    load_staged(staged(tensor), v);
     transform.forward(v, points + tensor * kChannelRoom);
   };
   const auto multiply = [&](int spans) {
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       __syncthreads();
       if (threadIdx.x == 0) {
         for (int i = 0; i < spans; ++i) {
-          ptx::store_box(&maps.dx, share.channel, i * kSpan, n, 0, ptx::shared_address(box_of(i)));
+          ptx::store_box(&maps.dx, share.channel, i * kSpan, 0, n, ptx::shared_address(box_of(i)));
         }
         ptx::store_bulk_commit();
       }
@@ -141,7 +140,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
   }
 #endif
   if constexpr (!kByBoxes) {
-    const auto compute = [&](int n, int /*buffer*/) {
+    const auto compute = [&](int n) {
       const int spans = spans_of(call.place_of(n));
       make_spectrum(spans, 0);
       make_spectrum(spans, 1);
@@ -151,12 +150,11 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
       if (is_active(spans)) {
         float values[1][kOwn];
         transform.back(points + kChannelRoom, values);
-        store_staged<1>(staged(1), scales, values);
+        store_staged(staged(1), values);
       }
     };
-    walk_sequences<1>(call, first, chunks, ask, compute, [&](int n, int /*buffer*/) {
-      staged(1).store(dx, call.place_of(n), share.channel, call.channels);
-    });
+    walk_sequences(call, first, chunks, ask, compute,
+                   [&](int n) { staged(1).store(dx, call.place_of(n), share.channel, call.channels); });
   }
   // The filter's gradient: of span l E_l + i E_(l+1), E_l the sum of the conjugate of x's span a times dy's a + l.
 #pragma unroll
@@ -173,7 +171,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
 #pragma unroll
   for (float& value : values[0]) value *= 1.0f / kSpan;
   __syncthreads();
-  store_staged<1>(rows, scales, values);
+  store_staged(rows, values);
   __syncthreads();
   Lines<float> to;
   to.data = dfilter + std::int64_t{share.chunk} * call.rows * call.channels;

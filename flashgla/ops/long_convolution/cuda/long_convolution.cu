@@ -9,7 +9,7 @@
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
 #include "flashgla/ops/long_convolution/cuda/fused_gradients.cuh"
-#include "flashgla/ops/long_convolution/cuda/lags.cuh"
+#include "flashgla/ops/long_convolution/cuda/narrow.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.h"
 #include "flashgla/ops/long_convolution/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
@@ -247,69 +247,80 @@ bool by_boxes(const Inputs& in, const TensorView& from, const TensorView& to) {
   return !in.cu_seqlens && !in.past && to.size(2) % each == 0 && ops::cuda::are_aligned({&from, &to}, each);
 }
 
-CUtensorMap box_map(const TensorView& view, int across) {
+// Boxes of so many channels, so many tokens that are `fold` apart and so many of those: T is a multiple of `fold`.
+CUtensorMap box_map(const TensorView& view, const std::array<int, 3>& box, int fold = 1) {
   const auto size = [&](int dim) { return static_cast<cuuint64_t>(view.size(dim)); };
   const auto bytes = [&](int dim) {  // of a dimension of one element any stride would do, but zero
     return std::max<cuuint64_t>(
         16, static_cast<cuuint64_t>(view.stride[static_cast<std::size_t>(dim)]) * size_of(view.dtype));
   };
-  return flashgla::cuda::tensor_map_of_rows(kName, view.dtype == DType::f32, view.data, {size(2), size(1), size(0), 1},
-                                            {bytes(1), bytes(0), bytes(0)}, across, cuda::kSpan);
+  const auto apart = static_cast<cuuint64_t>(fold);
+  return flashgla::cuda::tensor_map_of_rows(kName, view.dtype == DType::f32, view.data,
+                                            {size(2), size(1) / apart, apart, size(0)},
+                                            {apart * bytes(1), bytes(1), bytes(0)}, box);
 }
 
 // Where fused blocks keep their filters' spectra: so many numbers of kPoints.
-template <class P>
-P* fused_filters(Context& context, std::int64_t count) {
-  static_assert(sizeof(P) == 8);
+float2* fused_filters(Context& context, std::int64_t count) {
   const Shape shape({count, 2 * cuda::kPoints});
-  return static_cast<P*>(context.scratch().tensor(shape, DType::f32, "long_convolution: filters").data);
+  return static_cast<float2*>(context.scratch().tensor(shape, DType::f32, "long_convolution: filters").data);
 }
 
-// y, or with kBack dx, of `from`.
-template <class Form, bool kBack>
-void queue_fused(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& from,
-                 const TensorView& to) {
-  using T = typename Form::T;
-  const int chunks = cut.chunks(Form::kAcross, 2, 1);
-  const std::int64_t blocks = cut.fused_blocks(Form::kAcross, chunks);
-  auto* filters =
-      Form::kInside ? nullptr : fused_filters<typename Form::P>(context, blocks * cuda::kTeams * Form::kSets);
+// y of f32.
+void queue_fused(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& y) {
+  constexpr int kAcross = cuda::kFusedChannels;
+  const int chunks = cut.chunks(kAcross, 2, 1);
+  const std::int64_t blocks = cut.fused_blocks(kAcross, chunks);
+  float2* filters = fused_filters(context, blocks * kAcross);
   if (context.planning()) return;
-  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, from, to);
-  const cuda::BoxMaps maps =
-      boxes ? cuda::BoxMaps{box_map(from, Form::kAcross), box_map(to, Form::kAcross)} : cuda::BoxMaps();
-  const auto kernel = boxes ? cuda::fused_kernel<Form, kBack, true> : cuda::fused_kernel<Form, kBack, false>;
-  ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, Form::kBytes, call_of<T>(in, skip, cut),
-                          filters, Lines<T>(from), Lines<T>(to), chunks, maps);
+  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, in.x, y);
+  constexpr std::array<int, 3> kBox{kAcross, cuda::kSpan, 1};
+  const cuda::BoxMaps maps = boxes ? cuda::BoxMaps{box_map(in.x, kBox), box_map(y, kBox)} : cuda::BoxMaps();
+  const auto kernel = boxes ? cuda::fused_kernel<true> : cuda::fused_kernel<false>;
+  ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, cuda::kFusedBytes,
+                          call_of<float>(in, skip, cut), filters, Lines<float>(y), chunks, maps);
 }
 
 // dx and dfilter [chunks,L,D] in f32.
 void queue_fused_gradients(Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
                            const TensorView& dy, const TensorView& dx, float* dfilter) {
   const std::int64_t blocks = cut.fused_blocks(cuda::kGradientChannels, chunks);
-  auto* filters = fused_filters<float2>(context, blocks * cuda::kTeams);
+  auto* filters = fused_filters(context, blocks * cuda::kTeams);
   if (context.planning()) return;
   const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, dy, dx) && by_boxes(in, in.x, dx);
-  constexpr int kAcross = cuda::kGradientChannels;
+  constexpr std::array<int, 3> kBox{cuda::kGradientChannels, cuda::kSpan, 1};
   const cuda::GradientMaps maps =
-      boxes ? cuda::GradientMaps{box_map(in.x, kAcross), box_map(dy, kAcross), box_map(dx, kAcross)}
-            : cuda::GradientMaps();
+      boxes ? cuda::GradientMaps{box_map(in.x, kBox), box_map(dy, kBox), box_map(dx, kBox)} : cuda::GradientMaps();
   const auto kernel = boxes ? cuda::fused_gradient_kernel<true> : cuda::fused_gradient_kernel<false>;
   ops::cuda::queue_kernel(context, kName, kernel, blocks, cuda::kFusedThreads, cuda::kGradientBytes,
                           call_of<float>(in, skip, cut), filters, Lines<float>(dy), Lines<float>(dx), dfilter, chunks,
                           maps);
 }
 
-// dfilter [chunks,L,D] of bf16.
-void queue_lags(const Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
-                const TensorView& dy, float* dfilter) {
+// Of bf16: y, or with kGradients dx and dfilter [chunks,L,D]. `to` is y or dx.
+template <bool kGradients>
+void queue_narrow(Context& context, const Inputs& in, const float* skip, const Cut& cut, int chunks,
+                  const TensorView& dy, const TensorView& to, float* dfilter) {
+  constexpr int kAcross = cuda::kNarrowChannels, kFold = cuda::kNarrowFold;
+  const std::int64_t blocks = cut.fused_blocks(kAcross, chunks);
+  static_assert(cuda::kNarrowFilterWords * sizeof(uint4) == kAcross / 2 * cuda::kPoints * sizeof(float2));
+  auto* filters = kGradients ? reinterpret_cast<uint4*>(fused_filters(context, blocks * (kAcross / 2))) : nullptr;
   if (context.planning()) return;
-  constexpr int kAcross = cuda::kLagChannels;
-  const bool boxes = context.architecture().cuda_capability == 90 && by_boxes(in, in.x, dy);
-  const cuda::LagMaps maps = boxes ? cuda::LagMaps{box_map(in.x, kAcross), box_map(dy, kAcross)} : cuda::LagMaps();
-  const auto kernel = boxes ? cuda::lag_kernel<true> : cuda::lag_kernel<false>;
-  ops::cuda::queue_kernel(context, kName, kernel, cut.fused_blocks(kAcross, chunks), cuda::kLagThreads, cuda::kLagBytes,
-                          call_of<bf16>(in, skip, cut), Lines<bf16>(dy), dfilter, chunks, maps);
+  const bool boxes = context.architecture().cuda_capability == 90 && in.x.size(1) % kFold == 0 &&
+                     by_boxes(in, in.x, to) &&
+                     (kGradients ? by_boxes(in, dy, to) : cut.channels() % (2 * kAcross) == 0);
+  constexpr std::array<int, 3> kBox{kAcross, cuda::kPoints / kFold, kFold}, kOfPair{2 * kAcross, kBox[1], kFold / 2};
+  const cuda::NarrowMaps maps =
+      boxes ? cuda::NarrowMaps{box_map(in.x, kBox, kFold), box_map(kGradients ? dy : in.x, kBox, kFold),
+                               box_map(to, kGradients ? kBox : kOfPair, kFold)}
+            : cuda::NarrowMaps();
+  const auto kernel = boxes ? cuda::narrow_kernel<kGradients, true> : cuda::narrow_kernel<kGradients, false>;
+  using flashgla::cuda::Begin;
+  flashgla::cuda::launch(kName, kernel, {dim3(static_cast<unsigned>(blocks)), boxes && !kGradients ? 2 : 1},
+                         cuda::kNarrowThreads, cuda::kNarrowBytes, static_cast<cudaStream_t>(context.stream()),
+                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
+                         call_of<bf16>(in, skip, cut), filters, kGradients ? Lines<bf16>(dy) : Lines<bf16>(),
+                         Lines<bf16>(to), dfilter, chunks, maps);
 }
 
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
@@ -320,8 +331,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const bool step = in.past && in.x.size(1) == 1 && !in.cu_seqlens;
   const bool narrow = in.x.dtype == DType::bf16;
   if (cut.fused()) {
-    narrow ? queue_fused<cuda::NarrowForm, false>(context, in, skip, cut, in.x, y)
-           : queue_fused<cuda::WideForm, false>(context, in, skip, cut, in.x, y);
+    narrow ? queue_narrow<false>(context, in, skip, cut, cut.chunks(cuda::kNarrowChannels, 2, 1), {}, y, nullptr)
+           : queue_fused(context, in, skip, cut, y);
   } else if (cut.whole()) {
     queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .y = y});
   } else if (cut.transforms) {
@@ -352,15 +363,14 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
   const bool narrow = in.x.dtype == DType::bf16;
-  const int across = narrow ? cuda::kLagChannels : cuda::kGradientChannels;
-  const int chunks = cut.fused() ? cut.chunks(across, 3, narrow ? 1 : 2) : cut.transforms ? 1 : 0;
+  const int across = narrow ? cuda::kNarrowChannels : cuda::kGradientChannels;
+  const int chunks = cut.fused() ? cut.chunks(across, 3, 2) : cut.transforms ? 1 : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
   float* by_transforms = static_cast<float*>(sums.data) + groups * in.filter.numel();
   if (cut.fused() && narrow) {
-    queue_fused<cuda::NarrowForm, true>(context, in, skip, cut, dy, to.dx);
-    queue_lags(context, in, skip, cut, chunks, dy, by_transforms);
+    queue_narrow<true>(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.whole()) {

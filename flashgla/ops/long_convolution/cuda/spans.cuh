@@ -32,38 +32,37 @@ struct TeamPlace {
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 16; }
 };
 
-// A thread's part in its team's transforms, of kCount numbers' channels at once. points [kCount,kChannelRoom] in shared
+// A thread's part in its team's transforms, of kCount channels at once. points [kCount,kChannelRoom] in shared
 // memory. What a thread writes in one call it has read itself in the call before.
-template <class P>
 class SpanTransform : public TeamPlace {
  public:
   static constexpr int kTurns = kSpan;  // in shared memory
 
   // All threads of the block must come here, and meet before they use it.
-  __device__ __forceinline__ explicit SpanTransform(P* turns) : turns_(turns) {
+  __device__ __forceinline__ explicit SpanTransform(float2* turns) : turns_(turns) {
     for (int item = static_cast<int>(threadIdx.x); item < kTurns; item += static_cast<int>(blockDim.x)) {
       const float k = static_cast<float>(item / 16) - 0.25f;
       float2 turn;
       sincospif(static_cast<float>(item % 16) * k * (-2.0f / kSpan), &turn.y, &turn.x);
-      turns[item] = Numbers<P>::of(turn);
+      turns[item] = turn;
     }
   }
 
   // v: tokens times shift(j).
   template <int kCount>
-  __device__ __forceinline__ void forward(P (&v)[kCount][kOwn], P* points) const {
+  __device__ __forceinline__ void forward(float2 (&v)[kCount][kOwn], float2* points) const {
 #pragma unroll
     for (int c = 0; c < kCount; ++c) sixteen<false>(v[c]);
 #pragma unroll
     for (int k = 0; k < 16; ++k) {
-      const P turn = turns_[16 * k + lane()];
+      const float2 turn = turns_[16 * k + lane()];
 #pragma unroll
       for (int c = 0; c < kCount; ++c) at(points + c * kChannelRoom, k, lane()) = product(v[c][of_sixteen(k)], turn);
     }
     __syncwarp();
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
-      P* own = points + c * kChannelRoom;
+      float2* own = points + c * kChannelRoom;
 #pragma unroll
       for (int j = 0; j < 16; ++j) v[c][j] = at(own, lane(), j);
       sixteen<false>(v[c]);
@@ -74,11 +73,11 @@ class SpanTransform : public TeamPlace {
 
   // Gives tokens: the real parts of kSpan times them.
   template <int kCount>
-  __device__ __forceinline__ void back(P* points, typename Numbers<P>::Real (&to)[kCount][kOwn]) const {
-    P v[kCount][kOwn];
+  __device__ __forceinline__ void back(float2* points, float (&to)[kCount][kOwn]) const {
+    float2 v[kCount][kOwn];
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
-      P* own = points + c * kChannelRoom;
+      float2* own = points + c * kChannelRoom;
 #pragma unroll
       for (int k = 0; k < 16; ++k) v[c][k] = at(own, lane(), k);
       sixteen<true>(v[c]);
@@ -88,7 +87,7 @@ class SpanTransform : public TeamPlace {
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < 16; ++k) {
-      const P turn = turns_[16 * k + lane()];
+      const float2 turn = turns_[16 * k + lane()];
 #pragma unroll
       for (int c = 0; c < kCount; ++c) v[c][k] = turned<true>(at(points + c * kChannelRoom, k, lane()), turn);
     }
@@ -101,18 +100,18 @@ class SpanTransform : public TeamPlace {
   }
 
  private:
-  static __device__ __forceinline__ P& at(P* points, int row, int column) {
+  static __device__ __forceinline__ float2& at(float2* points, int row, int column) {
     return points[span() * kSpanRoom + kRow * row + column];
   }
 
-  const P* turns_;
+  const float2* turns_;
 };
 
 // A frequency of every span, kStep apart, of those below `spans`; zeros above.
-template <int kStep, class P>
-__device__ __forceinline__ void load_slot(const P* from, int spans, P (&to)[kSpans]) {
+template <int kStep>
+__device__ __forceinline__ void load_slot(const float2* from, int spans, float2 (&to)[kSpans]) {
 #pragma unroll
-  for (int a = 0; a < kSpans; ++a) to[a] = a < spans ? from[a * kStep] : P{};
+  for (int a = 0; a < kSpans; ++a) to[a] = a < spans ? from[a * kStep] : float2{};
 }
 
 // sums[l] += the sum over a of the conjugate of x[a] times w[a + l]. Without the upper half where all of it is zeros.

@@ -1,6 +1,5 @@
-// A block of sequences' tokens of at most kPoints in shared memory, and its walk over its share of them. They come in
-// whole rows of the block's channels while the sequence before is being transformed, and what is to be written takes
-// their place there.
+// A block of sequences' tokens of at most kPoints in shared memory, and its walk over its share of them. They come and
+// leave in whole rows of the block's channels.
 #pragma once
 
 #include "flashgla/ops/long_convolution/cuda/spans.cuh"
@@ -45,9 +44,10 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
   }
 }
 
-// A sequence's tokens of kAcross channels in shared memory: [kPoints,kAcross]. The same thread takes the same elements
-// whichever way they go, all of its own at once.
-template <class T, int kAcross>
+// A sequence's tokens of kAcross channels in shared memory: [kPoints,kAcross], with kTurned such that those that are 16
+// apart are neighbours. The same thread takes the same elements whichever way they go, all of its
+// own at once.
+template <class T, int kAcross, bool kTurned = false>
 struct Staged {
   static constexpr int kElements = kPoints * kAcross;
   static constexpr int kRow = kAcross * static_cast<int>(sizeof(T)), kPiece = kRow < 16 ? kRow : 16;
@@ -59,7 +59,10 @@ struct Staged {
   static __device__ __forceinline__ int first_row() { return static_cast<int>(threadIdx.x) / kPieces; }
   static __device__ __forceinline__ int own_channel() { return static_cast<int>(threadIdx.x) % kPieces * kEach; }
   __device__ __forceinline__ T* piece(int i) const {
-    return rows + (static_cast<int>(threadIdx.x) + kFusedThreads * i) * kEach;
+    const int at = static_cast<int>(threadIdx.x) + kFusedThreads * i;
+    if (!kTurned) return rows + at * kEach;
+    const int row = at / kPieces, place = row % 16 * (kPoints / 16) + row / 16;
+    return rows + (place * kPieces + at % kPieces) * kEach;
   }
   // Whether a tensor's rows can be taken in pieces.
   static __device__ __forceinline__ bool whole(const Lines<T>& lines, int channel, std::int64_t channels) {
@@ -122,35 +125,23 @@ struct Staged {
   }
 };
 
-// Sequences of a block, two at a time in shared memory where there is room for them: what is asked for and what is
-// stored goes through the place of the other one, or between two. ask(n, buffer), compute(n, buffer), store(n, buffer).
-template <int kBuffers, class T, class Ask, class Compute, class Store>
+// Sequences of a block, one after the other: a sequence is asked for as soon as the one before is stored. ask(n),
+// compute(n), store(n).
+template <class T, class Ask, class Compute, class Store>
 __device__ __forceinline__ void walk_sequences(const Call<T>& call, int first, int chunks, const Ask& ask,
                                                const Compute& compute, const Store& store) {
-  int last = -1, buffer = 0;
   for (int n = first; n < call.sequences;) {
-    const int next = sequence_from(call, n + chunks, chunks), other = kBuffers - 1 - buffer;
+    const int next = sequence_from(call, n + chunks, chunks);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (kBuffers == 2) {
-      if (last >= 0) store(last, other);
-      if (next < call.sequences) ask(next, other);
-      ptx::copy_async_commit();
-    }
-    compute(n, buffer);
-    if (kBuffers == 1) {
-      __syncthreads();
-      store(n, 0);
-      if (next < call.sequences) ask(next, 0);
-      ptx::copy_async_commit();
-    }
-    last = n;
+    compute(n);
+    __syncthreads();
+    store(n);
+    if (next < call.sequences) ask(next);
+    ptx::copy_async_commit();
     n = next;
-    buffer = other;
   }
-  ptx::copy_async_wait<0>();
   __syncthreads();
-  if (kBuffers == 2 && last >= 0) store(last, kBuffers - 1 - buffer);
 }
 
 }  // namespace flashgla::ops::long_convolution::cuda

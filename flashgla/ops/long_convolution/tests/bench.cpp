@@ -10,7 +10,7 @@ void bench(const testing::BenchOptions& options) {
   const std::vector<Form> forms =
       gpu ? std::vector<Form>{{8, 2048, 1024}, {1, 32768, 1024}} : std::vector<Form>{{1, 2048, 256}};
   for (const Form& form : forms) {
-    const Form small = form.length > 2048 ? Form{1, 2500, 6} : Form{2, 600, 40};  // by the same kernels
+    const Form small = form.length > 2048 ? Form{1, 2500, 6} : Form{2, 608, 48};  // by the same kernels
     for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
       const std::string problem = name_of_form("B T D", form) + " " + name_of(dtypes.activation);
       benches.push_back(
