@@ -184,10 +184,8 @@ void run_form(Context& context, const Plan& plan, Params params, const OutputGra
       return with_core(plan.hopper,
                        [&]<class Core>() { backward_by_chunks<Core>(context, plan, params, d_out, d_in); });
     case BackwardForm::f32_tiles:
-      return backward_in_f32_tiles(context, plan, params, d_out, d_in);
     case BackwardForm::value_gates:
-      return with_core(plan.hopper,
-                       [&]<class Core>() { ValueGates<Core>::backward(context, plan, params, d_out, d_in); });
+      return backward_in_f32_tiles(context, plan, params, d_out, d_in);
     case BackwardForm::shared_keys:
       return backward_with_shared_keys(context, plan, params, d_out, d_in);
   }

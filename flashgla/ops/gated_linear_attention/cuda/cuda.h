@@ -86,23 +86,12 @@ void forward_through_features(Context& context, const Problem& problem, const In
 void backward_through_features(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                                const OutputGradients& d_out, const InputGradients& d_in, const RestOfCall& rest);
 
-// f16 and f32 by chunks, in tiles of f32 (f32_tiles/README.md). Identity features, no normaliser; aligned rows, any
-// gates. States, images of split tiles [chunks, G, key tiles, value tiles] of 16 or 24 KiB each, are kept where
-// params.states is given. params as plan_chunks leaves them.
+// f16 and f32 by chunks, in tiles of f32 (f32_tiles/README.md); bf16 with gates over values (value_gates/README.md).
+// Identity features, no normaliser; aligned rows, any gates. States, images of split tiles [chunks, G, key tiles, value
+// tiles] of 16 or 24 KiB each (bf16: 8), are kept where params.states is given. params as plan_chunks leaves them.
 void forward_in_f32_tiles(Context& context, const Plan& plan, const Params& params);
 void backward_in_f32_tiles(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
                            const InputGradients& d_in);
-
-// Gates over values by chunks, bf16 (value_gates/README.md). params as plan_chunks leaves them.
-template <class Core>
-struct ValueGates {
-  static void forward(Context& context, const Plan& plan, const Params& params);
-  static void backward(Context& context, const Plan& plan, const Params& params, const OutputGradients& d_out,
-                       const InputGradients& d_in);
-};
-// The keys' side (q, k, g) and the values' side (do, v, gv) of a call as problems of gates over keys.
-Params keys_of(const Params& params);
-Params values_of(const Params& params, const Strided& d_o);
 
 // Scalar gates where all heads have the same q and k, and dq and dk are sums over the heads (shared_keys/README.md).
 // Rows of every tensor are multiples of 16 bytes; Error where they are not.

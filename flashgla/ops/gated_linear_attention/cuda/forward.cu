@@ -44,9 +44,8 @@ void run_form(Context& context, const Plan& plan, const Params& params, const Ou
     case ForwardForm::two_passes:
       return forward_in_two_passes(context, params, plan);
     case ForwardForm::f32_tiles:
-      return forward_in_f32_tiles(context, plan, params);
     case ForwardForm::value_gates:
-      return with_core(plan.hopper, [&]<class Core>() { ValueGates<Core>::forward(context, plan, params); });
+      return forward_in_f32_tiles(context, plan, params);
     case ForwardForm::shared_keys:
       return forward_with_shared_keys(context, plan, params, outputs);
   }

@@ -2,7 +2,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <utility>
 
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
@@ -128,21 +127,6 @@ Params make_params(const Plan& plan, const Inputs& inputs, const Outputs& output
   Params p = make_params(plan.problem, inputs, outputs);
   if (plan.states.kind == StatesKind::none) p.states = nullptr;
   set_spacing(p, plan.states.every_log2);
-  return p;
-}
-
-Params keys_of(const Params& params) {
-  Params p = params;
-  p.gate = p.g.data == nullptr ? GateKind::none : GateKind::key;
-  return p;
-}
-Params values_of(const Params& params, const Strided& d_o) {
-  Params p = params;
-  p.q = d_o;
-  p.k = p.v;
-  p.g = p.gv;
-  p.gate = GateKind::key;
-  std::swap(p.key_dim, p.value_dim);
   return p;
 }
 

@@ -286,8 +286,7 @@ void plan_f32_tiles(Plan& plan, const Layout& l, const Architecture& device) {
   if (fits) plan.backward_cut = plan.forward_cut;
 }
 
-// Two warpgroups a block share the gated tile, when blocks enough for the device remain; too few are multiplied by
-// cutting time into segments.
+// Segments of time where blocks are too few for the device.
 void plan_value_gates(Plan& plan, const Layout& l, const Architecture& device) {
   const Problem& p = plan.problem;
   plan.forward = ForwardForm::value_gates;
@@ -295,7 +294,6 @@ void plan_value_gates(Plan& plan, const Layout& l, const Architecture& device) {
   plan.states = states_of(p, plan.hopper, false);
   plan.finds_states = !l.states;
   const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
-  plan.groups = value_tiles(p) > 1 && tiles >= 4 * device.multiprocessors ? 2 : 1;
   const std::int64_t room = 4 * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
   const auto segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
   plan.forward_cut.segments = plan.backward_cut.segments = segments;

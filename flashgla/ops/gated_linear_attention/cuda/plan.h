@@ -103,7 +103,7 @@ struct Plan {
   // `backward`, uncut; where it has more, the device takes two passes and chunks, cut (of_long_sequences). 0: as they
   // are.
   std::int64_t forward_up_to = 0, backward_up_to = 0;
-  int groups = 1;      // one pass; the forward's states beside gates over values: warpgroups of a block
+  int groups = 1;      // one pass: warpgroups of a block
   bool pairs = false;  // one pass: they have neighbouring heads, moved together
 };
 

@@ -39,8 +39,10 @@ const char* name_of(StatesKind kind) {
 }
 
 std::string forward_name(const Plan& plan) {
-  const bool in_groups = plan.forward == ForwardForm::one_pass || plan.forward == ForwardForm::value_gates;
-  const char* groups = !in_groups ? "" : plan.pairs ? " of pairs" : plan.groups == 2 ? " of two" : "";
+  const char* groups = plan.forward != ForwardForm::one_pass ? ""
+                       : plan.pairs                          ? " of pairs"
+                       : plan.groups == 2                    ? " of two"
+                                                             : "";
   const bool plain = plan.plain && plan.forward == ForwardForm::two_passes;
   const std::string name = wrappers(plan) + (plain ? "plain " : "") + name_of(plan.forward) + groups;
   return plan.forward_up_to == 0 ? name + in_segments(plan.forward_cut)

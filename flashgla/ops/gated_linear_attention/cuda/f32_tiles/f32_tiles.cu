@@ -1,5 +1,8 @@
-// Forward and backward in f32 tiles: workspace, order of launches.
+// Forward and backward in f32 tiles, and of bf16 with gates over values: workspace, order of launches.
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+#include <utility>
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -11,10 +14,6 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 std::int64_t tiles_of_a_state(const Params& p) { return tiles_of(p.key_dim) * tiles_of(p.value_dim); }
-
-std::int64_t states_bytes(const Plan& plan, const Params& p) {
-  return p.sequences.most_chunks * p.heads * tiles_of_a_state(p) * parts_of(plan.problem) * kImageBytes;
-}
 
 // Workspace of what is prepared.
 SplitImages take_images(Context& context, const Params& p, std::int64_t image_bytes) {
@@ -30,17 +29,22 @@ void pass_states(const Params& p, const SplitPass& pass, bool backwards, cudaStr
   in_segments(pass, [&](const SplitPass& each) { SplitLaunch<Kernel>::states(p, each, backwards, stream); });
 }
 
-// A call's two sides as problems of gates over keys; without gates over values the keys' is the call. The values' is as
-// kernels of f32 tiles know it: the scale is in q~.
+// A call's two sides, q, k, g and do, v, gv, as problems of gates over keys; without gates over values the keys' is the
+// call. The scale is in what is prepared of the keys, but for backwards of bf16 (value_gates/README.md).
 struct Sides {
   bool gated_values;
   Params keys, values;
 
   Sides(const Plan& plan, const Params& p, const Strided& d_o)
-      : gated_values(plan.problem.gate == GateKind::key_value),
-        keys(gated_values ? keys_of(p) : p),
-        values(values_of(p, d_o)) {
-    values.scale = 1.0f;
+      : gated_values(plan.problem.gate == GateKind::key_value), keys(p), values(p) {
+    if (!gated_values) return;
+    keys.gate = p.g.data == nullptr ? GateKind::none : GateKind::key;
+    values.gate = GateKind::key;
+    values.q = d_o;
+    values.k = p.v;
+    values.g = p.gv;
+    std::swap(values.key_dim, values.value_dim);
+    if (p.dtype != DType::bf16) values.scale = 1.0f;
   }
 };
 
@@ -68,8 +72,8 @@ void forward(Context& context, const Plan& plan, const Params& p) {
   const ArenaScope scope(context.scratch());
   constexpr std::int64_t kBytes = Kernel::parts * kImageBytes;
   const Sides sides(plan, p, {});
-  char* states = p.states != nullptr ? static_cast<char*>(p.states)
-                                     : take(context, states_bytes(plan, p), "gla f32 tiles: states");
+  const std::int64_t bytes = p.sequences.most_chunks * p.heads * tiles_of_a_state(p) * kBytes;
+  char* states = p.states != nullptr ? static_cast<char*>(p.states) : take(context, bytes, "gla f32 tiles: states");
   SplitPass pass = forwards_pass(context, plan, p, sides, states, kBytes);
   pass.end = static_cast<float*>(p.ht);
   if (sides.gated_values) {
@@ -79,7 +83,7 @@ void forward(Context& context, const Plan& plan, const Params& p) {
   }
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (pass.prepared.q != nullptr) Launch::prepare(sides.keys, pass.prepared, stream);
+  if (pass.prepared.q != nullptr) Launch::prepare(context, sides.keys, pass.prepared, stream);
   if (sides.gated_values) Launch::later(sides.values, pass.values, stream);
   pass_states<Kernel>(p, pass, false, stream);
   const SplitOutputs outputs{p.v, p.o, states, pass.prepared, pass.values.k};
@@ -96,7 +100,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   const Problem& problem = plan.problem;
   const Gradients d = gradients_of(problem, d_out, d_in);
   const Sides sides(plan, p, d.d_o);
-  const std::int64_t bytes = states_bytes(plan, p);
+  const std::int64_t bytes = p.sequences.most_chunks * p.heads * tiles_of_a_state(p) * kBytes;
   char* states = !plan.finds_states ? static_cast<char*>(p.states) : take(context, bytes, "gla f32 tiles: states");
   char* state_gradients = take(context, bytes, "gla f32 tiles: state gradients");
   SplitGradients gradients{d.d_o, d.dq, d.dk, d.dg, states, state_gradients, nullptr};
@@ -113,10 +117,16 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   backwards.start = static_cast<const float*>(d_out.d_ht.data);
   backwards.end = static_cast<float*>(d_in.dh0.data);
   backwards.images = state_gradients;
+  backwards.start_factor = 1.0f / p.scale;
+  backwards.end_factor = p.scale;
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  if (forwards.prepared.q != nullptr) Launch::prepare(sides.keys, forwards.prepared, stream);
-  if (sides.gated_values) Launch::prepare(sides.values, forwards.values, stream);
+  const auto prepare = [&](Params side, const SplitImages& images) {
+    if (Kernel::parts == 1) side.scale = 1.0f;
+    Launch::prepare(context, side, images, stream);
+  };
+  if (forwards.prepared.q != nullptr) prepare(sides.keys, forwards.prepared);
+  if (sides.gated_values) prepare(sides.values, forwards.values);
   if (plan.finds_states) pass_states<Kernel>(p, forwards, false, stream);
   pass_states<Kernel>(p, backwards, true, stream);
   const bool of_keys = d_in.dq || d_in.dk || d_in.dg;
@@ -126,12 +136,13 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
     if (gradients.gate_parts) launch_gate_sums(p, gradients.gate_parts, gate_rows, key_tiles, d.dg, stream);
     return;
   }
+  gradients.own = forwards.prepared;
   gradients.other = forwards.values;
   if (of_keys) Launch::gradients(sides.keys, gradients, GatedSide::keys, stream);
   gradients.dq = {};
   gradients.dk = d.dv;
   gradients.dg = strided(d_in.dgv);
-  gradients.other = forwards.prepared;
+  std::swap(gradients.own, gradients.other);
   if (d_in.dv || d_in.dgv) Launch::gradients(sides.values, gradients, GatedSide::values, stream);
 }
 
@@ -139,6 +150,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
 template <class Core, class Call>
 void with_kernel_of(const Problem& problem, Call call) {
   if (problem.dtype == DType::f16) return call(SplitKernel<Core, __half, 2>());
+  if (problem.dtype == DType::bf16) return call(SplitKernel<Core, __nv_bfloat16, 1>());
   parts_of(problem) == 3 ? call(SplitKernel<Core, float, 3>()) : call(SplitKernel<Core, float, 2>());
 }
 template <class Call>

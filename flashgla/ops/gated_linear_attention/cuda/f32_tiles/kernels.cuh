@@ -1,4 +1,4 @@
-// Kernels of f32 tiles and their launch.
+// Kernels of f32 tiles, those of value_gates/ in their place for bf16, and their launch.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"
@@ -7,6 +7,8 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/states.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/values.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
+#include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -70,14 +72,14 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1 ? kLaterBloc
   if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
 }
 
-template <class Kernel, bool kBackwards, int kGroups>
-__global__ void __launch_bounds__(kGroupThreads* kGroups, Kernel::parts == 1   ? 4 / kGroups
-                                                          : Kernel::parts == 2 ? 3
-                                                                               : 2)
+template <class Kernel, bool kBackwards>
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1   ? 4
+                                                 : Kernel::parts == 2 ? 3
+                                                                      : 2)
     gated_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards, kGroups>(p, pass, shared);
+  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
 }
 
 // ---- launches ----
@@ -90,10 +92,6 @@ void launch_split(const char* name, void (*kernel)(Params, Work), std::int64_t b
   flashgla::cuda::launch(name, kernel, grid, kGroupThreads, shared, stream, begin, p, work);
 }
 
-inline std::int64_t tiles_of_all_states(const Params& p) {
-  return p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
-}
-
 constexpr const char* kPreparation = "gated_linear_attention preparation of f32 tiles";
 constexpr const char* kGatedValues = "gated_linear_attention gated values of f32 tiles";
 constexpr const char* kStates = "gated_linear_attention states in f32 tiles";
@@ -102,75 +100,83 @@ constexpr const char* kGradients = "gated_linear_attention gradients in f32 tile
 constexpr auto kAfter = flashgla::cuda::Begin::after_previous;
 
 template <class Kernel>
-void SplitLaunch<Kernel>::prepare(const Params& p, const SplitImages& images, cudaStream_t stream) {
-  launch_split(kPreparation, split_prepare_kernel<Kernel>, p.sequences.most_chunks * p.heads * p.group, 1,
-               PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
-}
-
-// With gates over values, so many value tiles a block.
-template <class Kernel, bool kBackwards, int kGroups>
-void launch_gated_states(const Params& p, const SplitPass& pass, cudaStream_t stream) {
-  const std::int64_t blocks = tiles_of(p.key_dim) * ((tiles_of(p.value_dim) + kGroups - 1) / kGroups);
-  const dim3 grid(static_cast<unsigned>(p.sequences.count * p.heads * blocks),
-                  static_cast<unsigned>(pass.segments - pass.ends_only));
-  flashgla::cuda::launch(kStates, gated_states_kernel<Kernel, kBackwards, kGroups>, grid, kGroupThreads * kGroups,
-                         GatedStatesShared<Kernel::parts, kGroups>::total, stream, kNext<typename Kernel::Core>, p,
-                         pass);
+void SplitLaunch<Kernel>::prepare(Context& context, const Params& p, const SplitImages& images, cudaStream_t stream) {
+  if constexpr (Kernel::parts == 1) {
+    launch_forward_prepare<typename Kernel::Core>(context, p,
+                                                  {.q = images.q,
+                                                   .k = images.k,
+                                                   .scores = images.scores,
+                                                   .decay = images.decay,
+                                                   .blocks = tiles_of(p.key_dim),
+                                                   .scale = p.scale});
+  } else {
+    launch_split(kPreparation, split_prepare_kernel<Kernel>, p.sequences.most_chunks * p.heads * p.group, 1,
+                 PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
+  }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  const auto run = [&](auto* back, auto* forth, int shared) {
-    launch_split(kStates, backwards ? back : forth, tiles_of_all_states(p), pass.segments - pass.ends_only, shared,
-                 stream, kAfter, p, pass);
+  const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
+  const auto run = [&](auto* back, auto* forth, int shared, flashgla::cuda::Begin begin) {
+    launch_split(kStates, backwards ? back : forth, tiles, pass.segments - pass.ends_only, shared, stream, begin, p,
+                 pass);
   };
   if (pass.values.k != nullptr) {
-    backwards ? launch_gated_states<Kernel, true, 1>(p, pass, stream)
-              : launch_gated_states<Kernel, false, 1>(p, pass, stream);
-  } else if (pass.prepared.q != nullptr) {
-    run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
-        kStatesShared<Kernel::parts, true>);
-  } else {
-    run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
-        kStatesShared<Kernel::parts, false>);
+    run(gated_states_kernel<Kernel, true>, gated_states_kernel<Kernel, false>, GatedStatesShared<Kernel::parts>::total,
+        kNext<typename Kernel::Core>);
+  } else if constexpr (Kernel::parts > 1) {
+    pass.prepared.q != nullptr
+        ? run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
+              kStatesShared<Kernel::parts, true>, kAfter)
+        : run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
+              kStatesShared<Kernel::parts, false>, kAfter);
   }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient,
                                   cudaStream_t stream) {
-  const int heads = value_gradient ? p.heads : p.heads * p.group;
-  const auto run = [&](auto* of_gradients, auto* of_values, int shared) {
-    launch_split(kOutputs, value_gradient ? of_gradients : of_values,
-                 p.sequences.most_chunks * heads * tiles_of(p.value_dim), 1, shared, stream, kAfter, p, outputs);
-  };
-  if (outputs.prepared.q != nullptr) {
-    run(split_outputs_kernel<Kernel, OutputsOf::prepared, true>,
-        split_outputs_kernel<Kernel, OutputsOf::prepared, false>, kPreparedOutputsShared<Kernel::parts>);
-  } else {
-    run(split_outputs_kernel<Kernel, OutputsOf::own, true>, split_outputs_kernel<Kernel, OutputsOf::own, false>,
-        OutputsShared<Kernel::parts>::total);
+  if constexpr (Kernel::parts > 1) {
+    const int heads = value_gradient ? p.heads : p.heads * p.group;
+    const auto run = [&](auto* of_gradients, auto* of_values, int shared) {
+      launch_split(kOutputs, value_gradient ? of_gradients : of_values,
+                   p.sequences.most_chunks * heads * tiles_of(p.value_dim), 1, shared, stream, kAfter, p, outputs);
+    };
+    outputs.prepared.q != nullptr
+        ? run(split_outputs_kernel<Kernel, OutputsOf::prepared, true>,
+              split_outputs_kernel<Kernel, OutputsOf::prepared, false>, kPreparedOutputsShared<Kernel::parts>)
+        : run(split_outputs_kernel<Kernel, OutputsOf::own, true>, split_outputs_kernel<Kernel, OutputsOf::own, false>,
+              OutputsShared<Kernel::parts>::total);
   }
 }
 
 template <class Kernel>
 void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradients, GatedSide side,
                                     cudaStream_t stream) {
-  const bool grouped = p.group > 1;
-  const auto run = [&](auto* of_groups, auto* of_heads, flashgla::cuda::Begin begin) {
-    launch_split(kGradients, grouped ? of_groups : of_heads, p.sequences.most_chunks * p.heads * tiles_of(p.key_dim), 1,
-                 split_gradients_shared(Kernel::parts, grouped), stream, begin, p, gradients);
-  };
-  switch (side) {
-    case GatedSide::only_keys:
-      return run(split_gradients_kernel<Kernel, true, GatedSide::only_keys>,
-                 split_gradients_kernel<Kernel, false, GatedSide::only_keys>, kAfter);
-    case GatedSide::keys:
-      return run(split_gradients_kernel<Kernel, true, GatedSide::keys>,
-                 split_gradients_kernel<Kernel, false, GatedSide::keys>, kNext<typename Kernel::Core>);
-    case GatedSide::values:
-      return run(split_gradients_kernel<Kernel, true, GatedSide::values>,
-                 split_gradients_kernel<Kernel, false, GatedSide::values>, kNext<typename Kernel::Core>);
+  const std::int64_t blocks = p.sequences.most_chunks * p.heads * tiles_of(p.key_dim);
+  constexpr auto kBeside = kNext<typename Kernel::Core>;
+  if constexpr (Kernel::parts == 1) {
+    const auto kernel = side == GatedSide::values ? make_side_kernel<typename Kernel::Core, true>
+                                                  : make_side_kernel<typename Kernel::Core, false>;
+    launch_split(kGradients, kernel, blocks, 1, SideShared::total, stream, kBeside, p, gradients);
+  } else {
+    const bool grouped = p.group > 1;
+    const auto run = [&](auto* of_groups, auto* of_heads, flashgla::cuda::Begin begin) {
+      launch_split(kGradients, grouped ? of_groups : of_heads, blocks, 1,
+                   split_gradients_shared(Kernel::parts, grouped), stream, begin, p, gradients);
+    };
+    switch (side) {
+      case GatedSide::only_keys:
+        return run(split_gradients_kernel<Kernel, true, GatedSide::only_keys>,
+                   split_gradients_kernel<Kernel, false, GatedSide::only_keys>, kAfter);
+      case GatedSide::keys:
+        return run(split_gradients_kernel<Kernel, true, GatedSide::keys>,
+                   split_gradients_kernel<Kernel, false, GatedSide::keys>, kBeside);
+      case GatedSide::values:
+        return run(split_gradients_kernel<Kernel, true, GatedSide::values>,
+                   split_gradients_kernel<Kernel, false, GatedSide::values>, kBeside);
+    }
   }
 }
 

@@ -7,10 +7,14 @@
 #include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/cuda/params.h"
 
+namespace flashgla {
+class Context;
+}
+
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// What a kernel is compiled for: q, k, v, o and their gradients are of type T, __half or float (or bf16 in one part,
-// for value_gates/). Gates are of type T or f32.
+// What a kernel is compiled for: q, k, v, o and their gradients are of type T, __half or float; or, where values are
+// gated too, bf16 in one part. Gates are of type T or f32.
 template <class TensorCore, class T, int kTheParts>
 struct SplitKernel {
   using Core = TensorCore;
@@ -35,7 +39,7 @@ struct SplitPass {
   char* images;        // before each chunk h, after it dh
   SplitImages prepared;
   SplitImages values;                            // with gates over values: instead of b
-  float start_factor = 1.0f, end_factor = 1.0f;  // of bf16 (value_gates/)
+  float start_factor = 1.0f, end_factor = 1.0f;  // of bf16
   int segments = 1;
   bool ends_only = false;
   float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
@@ -66,15 +70,17 @@ struct SplitGradients {
   const char *states, *state_gradients;
   float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
   SplitImages other;  // with gates over values: the other side's, instead of d_o and v
+  SplitImages own;    // of bf16
 };
 
 // Which side's gradients, where values are gated too.
 enum class GatedSide { only_keys, keys, values };
 
-// The launchers of one SplitKernel.
+// The launchers of one SplitKernel. Of bf16 preparation is that of forward/prepare.cuh, gradients are those of
+// value_gates/.
 template <class Kernel>
 struct SplitLaunch {
-  static void prepare(const Params& p, const SplitImages& images, cudaStream_t stream);
+  static void prepare(Context& context, const Params& p, const SplitImages& images, cudaStream_t stream);
   static void states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   static void outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient, cudaStream_t stream);
   // p: with gates over values the side, whose query, key and gate gradients are dq, dk and dg.

@@ -11,36 +11,33 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Slots of the keys' operand, each group's of values, and their decays.
-template <int kParts, int kGroups>
+// Slots of the keys' operand, the values', and their decays.
+template <int kParts>
 struct GatedStatesShared {
-  static constexpr int slots = kParts == 1 ? 3 : 2, slot = (1 + kGroups) * kSplitBytes<kParts>;
-  static constexpr int decays = slots * slot, slot_decays = (1 + kGroups) * kTile;
+  static constexpr int slots = kParts == 1 ? 3 : 2, slot = 2 * kSplitBytes<kParts>;
+  static constexpr int decays = slots * slot, slot_decays = 2 * kTile;
   static constexpr int total = decays + slots * slot_decays * 4;
 };
 
-// The states, as pass_split_states (f32_tiles/states.cuh), both operands as images. Groups of 128 threads have value
-// tiles beside each other. Grid: (N x G x key tiles x value tiles in groups, innermost last) x segments.
-template <class Kernel, bool kBackwards, int kGroups>
+// The states, as pass_split_states (f32_tiles/states.cuh), both operands as images. Grid: (N x G x key tiles x value
+// tiles, innermost last) x segments.
+template <class Kernel, bool kBackwards>
 __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPass& pass, char* shared) {
   using Core = typename Kernel::Core;
   constexpr int kParts = Kernel::parts;
-  using Layout = GatedStatesShared<kParts, kGroups>;
+  using Layout = GatedStatesShared<kParts>;
   constexpr std::int64_t kBytes = kSplitBytes<kParts>;
-  const int group = kGroups == 1 ? 0 : threadIdx.x / kGroupThreads, thread = threadIdx.x - group * kGroupThreads;
-  const int key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim),
-            value_blocks = kGroups == 1 ? value_tiles : (value_tiles + kGroups - 1) / kGroups;
-  const int value_tile = static_cast<int>(blockIdx.x % value_blocks) * kGroups + group,
-            key_tile = static_cast<int>(blockIdx.x / value_blocks % key_tiles);
-  const bool active = kGroups == 1 || value_tile < value_tiles;
-  const unsigned cell = blockIdx.x / value_blocks / key_tiles;
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles),
+            key_tile = static_cast<int>(blockIdx.x / value_tiles % key_tiles);
+  const unsigned cell = blockIdx.x / value_tiles / key_tiles;
   const int kv_head = static_cast<int>(cell % p.heads), heads_each = kBackwards ? p.group : 1;
   const Span span = span_of(p.sequences, cell / p.heads);
   const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), segment = blockIdx.y;
   const int first = static_cast<int>(static_cast<std::int64_t>(chunks) * segment / pass.segments),
             last = static_cast<int>(static_cast<std::int64_t>(chunks) * (segment + 1) / pass.segments);
   const std::uint32_t slots = ptx::shared_address(shared);
-  float* slot_decays = reinterpret_cast<float*>(shared + Layout::decays);  // of keys, then of each group's values
+  float* slot_decays = reinterpret_cast<float*>(shared + Layout::decays);  // of keys, then of values
   const int row = row_of_element(thread, 0), column = column_of_element(thread, 0);
   const auto chunk_at = [&](int i) {  // and kv head
     return (span.chunk_begin + (kBackwards ? chunks - 1 - i : i)) * p.heads + kv_head;
@@ -58,21 +55,16 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
     if (i < last) {
       const std::int64_t kv_at = chunk_at(i), at = kv_at * heads_each + h;
       const std::uint32_t to = slots + to_slot * Layout::slot;
-      if (group == 0) {
-        copy_split<kParts>(to, (kBackwards ? pass.prepared.q : pass.prepared.k) + (at * key_tiles + key_tile) * kBytes,
-                           thread);
-      }
-      if (active) {
-        copy_split<kParts>(to + (1 + group) * kSplitBytes<kParts>,
-                           (kBackwards ? pass.values.q : pass.values.k) + (at * value_tiles + value_tile) * kBytes,
-                           thread);
-      }
-      if (thread < 32 && active && (group == 0 || thread >= 16)) {
+      copy_split<kParts>(to, (kBackwards ? pass.prepared.q : pass.prepared.k) + (at * key_tiles + key_tile) * kBytes,
+                         thread);
+      copy_split<kParts>(to + kSplitBytes<kParts>,
+                         (kBackwards ? pass.values.q : pass.values.k) + (at * value_tiles + value_tile) * kBytes,
+                         thread);
+      if (thread < 32) {
         const float* decays = thread < 16 ? pass.prepared.decay + (kv_at * key_tiles + key_tile) * kTile
                                           : pass.values.decay + (kv_at * value_tiles + value_tile) * kTile;
-        ptx::copy_async_16(
-            ptx::shared_address(slot_decays + to_slot * Layout::slot_decays + group * kTile + 4 * thread),
-            decays + 4 * (thread % 16));
+        ptx::copy_async_16(ptx::shared_address(slot_decays + to_slot * Layout::slot_decays + 4 * thread),
+                           decays + 4 * (thread % 16));
       }
     }
     ptx::copy_async_commit();
@@ -102,10 +94,9 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
         state[4 * j + e] = fmaf(state[4 * j + e], of_row[e >> 1] * (e & 1 ? of_column.y : of_column.x), f(4 * j + e));
     }
   };
-  const std::int64_t tile_at = kGroups == 1 ? blockIdx.x : (cell * key_tiles + key_tile) * value_tiles + value_tile,
-                     tiles = kGroups == 1 ? gridDim.x : p.sequences.count * p.heads * key_tiles * value_tiles;
+  const std::int64_t tile_at = blockIdx.x, tiles = gridDim.x;
   const auto segment_end = [&](int s) { return pass.segment_ends + (s * tiles + tile_at) * (kTile * kTile); };
-  if (!pass.ends_only && active) {
+  if (!pass.ends_only) {
     for (int s = 0; s < segment; ++s) {
       const float* decays = pass.segment_decays + (s * tiles + tile_at) * 2 * kTile;
       decay_and_add(decays, decays + kTile, [](int) { return 0.0f; });
@@ -118,16 +109,14 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
   for (int i = first; i < last; ++i) {
     if (!pass.ends_only) {
       __syncthreads();  // the free slot has been read: what goes out passes through it
-      if (active) {
-        store_split_image<Core, kParts>(
-            pass.images + ((chunk_at(i) * key_tiles + key_tile) * value_tiles + value_tile) * kBytes,
-            slots + free_slot() * Layout::slot + (kGroups == 1 ? 0 : 1 + group) * kSplitBytes<kParts>, state, thread);
-      }
+      store_split_image<Core, kParts>(
+          pass.images + ((chunk_at(i) * key_tiles + key_tile) * value_tiles + value_tile) * kBytes,
+          slots + free_slot() * Layout::slot, state, thread);
     }
 #pragma unroll 1
     for (int h = 0; h < heads_each; ++h) {
       const std::uint32_t a = slots + slot * Layout::slot;
-      const float *decays = slot_decays + slot * Layout::slot_decays, *of_values = decays + (1 + group) * kTile;
+      const float *decays = slot_decays + slot * Layout::slot_decays, *of_values = decays + kTile;
       ptx::copy_async_wait<Layout::slots - 2>();
       Core::publish();
       __syncthreads();
@@ -137,11 +126,10 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
       Accumulator update;
       clear(update);
       Core::begin(update);
-      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, a + (1 + group) * kSplitBytes<kParts>,
-                                                                  thread);
+      add_product<Core, kParts, Stored::k_outer, Stored::k_outer>(update, a, a + kSplitBytes<kParts>, thread);
       Core::finish(update);
       if (h == 0) {
-        product *= (thread < kTile ? decays : of_values - kTile)[thread];
+        product *= decays[thread];
         decay_and_add(decays, of_values, [&](int e) { return update[e]; });
       } else {
 #pragma unroll
@@ -149,7 +137,6 @@ __device__ __forceinline__ void pass_gated_states(const Params& p, const SplitPa
       }
     }
   }
-  if (!active) return;
   if (pass.ends_only) {
     write_part(segment_end(segment), state, thread);
     pass.segment_decays[(segment * tiles + tile_at) * 2 * kTile + thread] = product;

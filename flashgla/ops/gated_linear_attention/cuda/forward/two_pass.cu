@@ -28,16 +28,6 @@ Prepared kept_prepared(const Params& p, const Plan& plan) {
   return kept;
 }
 
-Prepared take_prepared(Context& context, const Params& p) {
-  const std::int64_t chunks = p.sequences.most_chunks, blocks = tiles_of(p.key_dim);
-  Prepared prepared;
-  prepared.blocks = static_cast<int>(blocks);
-  prepared.q = take(context, chunks * p.heads * p.group * blocks * kImageBytes, "gla: gated q");
-  prepared.k = take(context, chunks * p.heads * blocks * kImageBytes, "gla: gated k");
-  prepared.decay = take<float>(context, chunks * p.heads * blocks * 64 * 4, "gla: chunk decays");
-  return prepared;
-}
-
 TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool backwards)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
@@ -47,11 +37,12 @@ TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool b
     prepared = kept_prepared(p, plan);
     is_prepared = backwards;
   } else {
-    if (plan.plain) {
-      prepared.plain = true;
-      prepared.blocks = static_cast<int>(blocks);
-    } else {
-      prepared = take_prepared(context, p);
+    prepared.plain = plan.plain;
+    prepared.blocks = static_cast<int>(blocks);
+    if (!plan.plain) {
+      prepared.q = take(context, chunks * query_heads * blocks * kImageBytes, "gla: gated q");
+      prepared.k = take(context, chunks * heads * blocks * kImageBytes, "gla: gated k");
+      prepared.decay = take<float>(context, chunks * heads * blocks * kTile * 4, "gla: chunk decays");
       prepared.scale = p.scale;
     }
     if (backwards) prepared.transposed_scores = take(context, chunks * query_heads * kImageBytes, "gla: scores");

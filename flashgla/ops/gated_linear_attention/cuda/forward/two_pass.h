@@ -22,8 +22,6 @@ struct Prepared {
   float scale = 1.0f;  // of q~ and P
 };
 
-// Workspace of what is not plain, but for scores.
-Prepared take_prepared(Context& context, const Params& params);
 // What the backward wants of it, behind kept states of kind prepared or scores.
 Prepared kept_prepared(const Params& params, const Plan& plan);
 

@@ -342,13 +342,6 @@ std::vector<Case> path_cases() {
       segments.length = 4099;
       segments.value_dim = 128;
       add(start + "_segments" + name, segments);
-      if (dtype != DType::bf16) continue;
-      Case pairs = plain;  // tiles enough for two thread groups a block, on up to 136 multiprocessors
-      pairs.batch = 8;
-      pairs.key_dim = 256;
-      pairs.value_dim = 320;
-      pairs.query_heads = pairs.heads = 4;
-      add(start + "_two_groups" + name, pairs);
     }
   }
   // Feature maps and the normaliser, before and after every kind of kernel that they can stand around.

@@ -532,11 +532,6 @@ value_gates in 8; value_gates in 8, states found; gated
 value_gates in 8; value_gates in 8; gated
 value_gates in 8; value_gates in 8, states found; gated
   values_segments_extreme values_segments_trained
-value_gates of two; value_gates; gated
-value_gates of two; value_gates, states found; gated
-value_gates of two; value_gates; gated
-value_gates of two; value_gates, states found; gated
-  values_two_groups_extreme values_two_groups_trained
 value_gates; value_gates; gated
 value_gates; value_gates, states found; gated
 value_gates; value_gates; gated

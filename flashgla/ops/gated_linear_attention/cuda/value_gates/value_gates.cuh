@@ -16,17 +16,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-struct Side {
-  Strided query, key, gate;              // as given; gate without data: none
-  const char *own_up, *own_later;        // images [chunks, H, own tiles], [chunks, G, own tiles]
-  const char *other_up, *other_later;    // likewise of the other side
-  const char* scores;                    // [chunks, H]: s, [i][j]
-  const float* other_decays;             // [chunks, G, 64 other tiles]
-  const char *states, *state_gradients;  // [chunks, G, key tiles, value tiles]: h, dh
-  int own, other;                        // channels
-  Strided d_query, d_key, d_gate;        // without data: not wanted
-};
-
 constexpr int kDumpRow = kTile + 8;  // floats of a row: no bank conflicts for accumulator writes and row reads
 
 struct SideShared {  // offsets; the epilogue overlays the stages, and its first operands come while the last one is
@@ -163,7 +152,7 @@ struct PairWalk {
 // d gate of a chunk's tokens. parts: quarters, inner sums, suffix sums, through. d_gate: the terms of the warp's 16
 // rows, sum: theirs, total: of the chunk's gates; all of channels 2 lane and the next.
 template <bool kOverValues>
-__device__ __forceinline__ void put_gate_gradient(const Params& p, const Side& s, const Chunk& c, int kv_head,
+__device__ __forceinline__ void put_gate_gradient(const Params& p, const Strided& dg, const Chunk& c, int kv_head,
                                                   int channel, ColumnParts* parts, const float2 (&d_gate)[16],
                                                   float2 sum, float2 total, bool steep) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -199,21 +188,23 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const Side& s
     }
   };
   if (p.gate_dtype == DType::f32) {
-    finish(PairWalk<float>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+    finish(PairWalk<float>(dg, c, kv_head, channel + 2 * lane, p.key_dim, 16 * warp));
   } else {
-    finish(PairWalk<__nv_bfloat16>(s.d_gate, c, kv_head, channel + 2 * lane, s.own, 16 * warp));
+    finish(PairWalk<__nv_bfloat16>(dg, c, kv_head, channel + 2 * lane, p.key_dim, 16 * warp));
   }
 }
 
-// Grid: chunks x G x own tiles, innermost last, so that what neighbours share is in the cache.
+// p: the side, queries, keys and gates as given (gates without data: none). work: d query, d key and d gate as dq, dk
+// and dg; images of up and later as q and k, and s as the other side's scores. Grid: chunks x G x own tiles, innermost
+// last, so that what neighbours share is in the cache.
 template <class Core, bool kOverValues>
-__device__ void make_side(const Params& p, const Side& s, char* shared) {
+__device__ void make_side(const Params& p, const SplitGradients& work, char* shared) {
   using Layout = SideShared;
   constexpr Loads kLoads = Loads::in_turn;
   constexpr Stored kState = kOverValues ? Stored::k_outer : Stored::k_inner;
   constexpr int kStages = 2, kStageBytes = Layout::stages / kStages;
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
-  const int own_tiles = tiles_of(s.own), other_tiles = tiles_of(s.other);
+  const int own_tiles = tiles_of(p.key_dim), other_tiles = tiles_of(p.value_dim);
   const int own_tile = static_cast<int>(blockIdx.x % own_tiles), channel = own_tile * kTile;
   // Tiles are counted in 31 bits: of 8 KiB each there is no memory for more.
   const int kv_at = static_cast<int>(blockIdx.x / own_tiles);  // chunk and key-value head
@@ -238,7 +229,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   int head = kv_head * p.group;
   int query_at = kv_at * p.group;  // chunk and query head
   bool first = true;
-  const bool gated = s.gate.data != nullptr, narrow_gates = gated && p.gate_dtype != DType::f32;
+  const bool gated = p.g.data != nullptr, narrow_gates = gated && p.gate_dtype != DType::f32;
   // Of the chunk; with mma.sync its addresses are worked out where they are used.
   const auto here = [&] { return again<Core>(c, [&] { return Chunk{anew(c.batch), anew(c.token), c.rows}; }); };
   // The tiles, in slots such that the one after the last is slot 0, and what the epilogue begins with.
@@ -247,24 +238,24 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (tile < other_tiles) {
       const int slot = slot_of(tile);
       const std::uint32_t stage = ptx::shared_address(shared) + slot * kStageBytes;
-      copy_image(stage, image(s.other_up, query_at * other_tiles + tile), thread);
-      copy_image(stage + kTileBytes, state_tile(s.states, tile), thread);
+      copy_image(stage, image(work.other.q, query_at * other_tiles + tile), thread);
+      copy_image(stage + kTileBytes, state_tile(work.states, tile), thread);
       if (first) {
         const int at = kv_at * other_tiles + tile;
-        copy_image(stage + 2 * kTileBytes, image(s.other_later, at), thread);
-        copy_image(stage + 3 * kTileBytes, state_tile(s.state_gradients, tile), thread);
+        copy_image(stage + 2 * kTileBytes, image(work.other.k, at), thread);
+        copy_image(stage + 3 * kTileBytes, state_tile(work.state_gradients, tile), thread);
         if (thread < 16) {
           ptx::copy_async_16(ptx::shared_address(weights + slot * kTile + 4 * thread),
-                             s.other_decays + static_cast<std::int64_t>(at) * kTile + 4 * thread);
+                             work.other.decay + static_cast<std::int64_t>(at) * kTile + 4 * thread);
         }
       }
     }
     if (tile == other_tiles) {
-      copy_image(ptx::shared_address(q), image(s.own_up, query_at * own_tiles + own_tile), thread);
-      copy_image(ptx::shared_address(k), image(s.own_later, kv_at * own_tiles + own_tile), thread);
-      copy_image(ptx::shared_address(a), image(s.scores, query_at), thread);
+      copy_image(ptx::shared_address(q), image(work.own.q, query_at * own_tiles + own_tile), thread);
+      copy_image(ptx::shared_address(k), image(work.own.k, kv_at * own_tiles + own_tile), thread);
+      copy_image(ptx::shared_address(a), image(work.other.scores, query_at), thread);
       if (narrow_gates) {
-        const Rows rows = rows_of(s.gate, 2, here(), kv_head, channel, s.own);
+        const Rows rows = rows_of(p.g, 2, here(), kv_head, channel, p.key_dim);
         load_tile(ptx::shared_address(shared + Layout::raw_gates), rows, thread);
       }
     }
@@ -326,7 +317,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     if (narrow_gates) {
       put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
     } else {
-      Rows rows = rows_of(s.gate, 4, here(), kv_head, channel, s.own);
+      Rows rows = rows_of(p.g, 4, here(), kv_head, channel, p.key_dim);
       if (!gated) rows.rows = 0;
       put_gates(row, rows, thread);
     }
@@ -375,11 +366,11 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
       Core::finish(d_query, d_key);
     } else {
       const auto raw = [&](char* tile, const Strided& from, int of) {
-        const Rows rows = rows_of(from, 2, here(), of, channel, s.own);
+        const Rows rows = rows_of(from, 2, here(), of, channel, p.key_dim);
         load_tile(ptx::shared_address(tile), rows, thread);
       };
-      raw(q, s.query, head);
-      raw(k, s.key, kv_head);
+      raw(q, p.q, head);
+      raw(k, p.k, kv_head);
       ptx::copy_async_commit();
       Aside queries(d_query), keys(d_key);
       const Aside gate_parts(d_gate);
@@ -394,7 +385,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
     __syncthreads();
     float2 b = sum_before(quarters, warp, lane);
     const float2 total = sum_before(quarters, 4, lane);
-    const PairWalk<__nv_bfloat16> out(s.d_query, c, head, channel + 2 * lane, s.own, 16 * warp);
+    const PairWalk<__nv_bfloat16> out(work.dq, c, head, channel + 2 * lane, p.key_dim, 16 * warp);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int r = 16 * warp + i;
@@ -416,7 +407,7 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
   __syncthreads();
   float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
   const float2 total = sum_before(quarters, 4, lane);
-  const PairWalk<__nv_bfloat16> out(s.d_key, c, kv_head, channel + 2 * lane, s.own, 16 * warp);
+  const PairWalk<__nv_bfloat16> out(work.dk, c, kv_head, channel + 2 * lane, p.key_dim, 16 * warp);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int r = 16 * warp + i;
@@ -433,19 +424,19 @@ __device__ void make_side(const Params& p, const Side& s, char* shared) {
         steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-b.x), p.scale * ptx::exp2(-b.y));
     out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
   }
-  if (s.d_gate.data == nullptr) return;
+  if (work.dg.data == nullptr) return;
 
-  put_gate_gradient<kOverValues>(p, s, c, kv_head, channel, parts, d_gate, sum, total, steep);
+  put_gate_gradient<kOverValues>(p, work.dg, c, kv_head, channel, parts, d_gate, sum, total, steep);
 }
 
 // Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
 template <class Core, bool kOverValues>
 __global__ void __launch_bounds__(kGroupThreads, std::is_same_v<Core, TensorCore80> ? 2 : 3)
-    make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ Side s) {
+    make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients work) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next_of_waves();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_side<Core, kOverValues>(p, s, shared);
+  if constexpr (Core::available) make_side<Core, kOverValues>(p, work, shared);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
