@@ -100,14 +100,11 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     if constexpr (kBulk) Core::arrive(empty + 8 * slot);
   };
   float2 decay[8];  // of this thread's columns of the next key tile
-  const auto decays_of = [&](int kb) {
-    return shared + Plan::decays + Plan::decay_bytes * turn.slot + (Plan::by_chunk ? kTile * 4 * kb : 0);
-  };
-  const auto read_decays = [&](int kb, int thread, float2(&to)[8]) {
+  const auto read_decays = [&](int thread) {
     if constexpr (plain) return;
-    const char* from = decays_of(kb) + 8 * (thread % 4);
+    const char* from = shared + Plan::decays + Plan::decay_bytes * turn.slot + 8 * (thread % 4);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) to[j] = *reinterpret_cast<const float2*>(from + 32 * j);
+    for (int j = 0; j < 8; ++j) decay[j] = *reinterpret_cast<const float2*>(from + 32 * j);
   };
   int last_slot = 0;
   const auto start_visit = [&](auto reads_state, int c, bool keep) {  // its last product goes on
@@ -115,7 +112,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     const int thread = fresh_thread(), x_slot = visit & 1;
     if constexpr (kBulk) Core::wait_at(full + 8 * (kSlots + x_slot), visit >> 1 & 1);
     wait_for_step(0);
-    if constexpr (kReads && !grouped) read_decays(0, thread, decay);
+    if constexpr (kReads && !grouped) read_decays(thread);
     const std::uint32_t v_tile = base + View::tile(Plan::v + x_slot * groups + part);
     load_operand<Stored::k_outer>(v, v_tile, thread);
     release(kSlots + x_slot);
@@ -135,7 +132,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
             sync_group();
           }
         }
-        if constexpr (grouped) read_decays(kb, thread, decay);  // others ahead, in the shadow of the products
+        if constexpr (grouped) read_decays(thread);  // others ahead, in the shadow of the products
         if constexpr (!plain) scale_columns(h[kb], decay);
         if constexpr (outputs) Core::begin(rounded);
       }
@@ -155,7 +152,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
       const auto look_ahead = [&] {
         if (kb + 1 == KB) return;
         wait_for_step(kb + 1);
-        if constexpr (kReads && !grouped) read_decays(kb + 1, thread, decay);
+        if constexpr (kReads && !grouped) read_decays(thread);
       };
       if constexpr (!plain) look_ahead();
       Core::template wait<1>();           // what was rounded is free again, and the step before is done
@@ -171,96 +168,39 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
     release(last_slot);
     ++visit;
   };
-  // Without outputs: the state alone, all of a chunk at once. Its products follow one another while the next chunk's v
-  // and first decays are read; after the last chunk whatever lies there, so that there is no branch around products.
-  if constexpr (Plan::by_chunk) {
-    Turn x_turn;
-    std::uint32_t next_v[16];
-    const auto read_chunk = [&](int thread) {
-      Core::wait_at(full + 8 * turn.slot, turn.parity);
-      read_decays(0, thread, decay);
-      Core::wait_at(full + 8 * (kSlots + x_turn.slot), x_turn.parity);
-      load_operand<Stored::k_outer>(next_v, base + View::tile(Plan::v + x_turn.slot * groups + part), thread);
-      release(kSlots + x_turn.slot);
-    };
-    read_chunk(fresh_thread());
 #pragma unroll 1
-    for (int c = begin; c < end; ++c) {
-      const bool keep = hands_over && view.keeps(c);
-      if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
-      const int thread = fresh_thread();
-#pragma unroll
-      for (int i = 0; i < 16; ++i) v[i] = next_v[i];
-      Core::begin(v);
-      // Seen to be alike in a warp, so that descriptors are in uniform registers.
-      const std::uint32_t images =
-          __shfl_sync(0xffffffffu, base + View::tile(Plan::images + turn.slot * Plan::slot), 0);
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) {
-        if (keep) {
-          std::uint32_t rounded[16];
-          to_operand(rounded, h[kb]);
-          put_operand<Core, true>(view.state_tile(part, kb), rounded, thread);
-        }
-        float2 ahead[8];
-        if (kb + 1 < KB) read_decays(kb + 1, thread, ahead);
-        if constexpr (!plain) scale_columns(h[kb], decay);
-        Core::begin(h[kb]);
-        Core::template product<Stored::k_outer>(h[kb], v, images + View::tile(kb), thread);
-        Core::commit();
-        if (kb + 1 < KB) {
-          Core::template wait<1>();
-#pragma unroll
-          for (int j = 0; j < 8 && !plain; ++j) decay[j] = ahead[j];
-        }
+  for (int c = begin; c < end; ++c) {
+    const bool keep = view.v0_again(v0) < V && view.keeps(c);
+    if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
+    start_visit(std::true_type{}, c, keep);
+#pragma unroll 1
+    for (int i = 1; grouped && i < view.inner; ++i) {
+      finish_visit();
+      start_visit(std::false_type{}, c, false);
+    }
+    const int thread = fresh_thread();
+    wait_until_stored(c);
+    if constexpr (outputs) {
+      Core::template wait<1>(o);
+      if (run.adds_parts && view.find_v0() < V) add_part(o, view.part_of_out(c), thread);
+      if (run.ends_parts) {
+        std::uint32_t rounded[16];
+        if constexpr (plain) scale_rows(o, run.out_scale, run.out_scale);
+        to_operand(rounded, o);
+        put_operand<Core, true>(out_tile, rounded, thread);
+      } else if (view.find_v0() < V) {
+        write_part(view.part_of_out(c), o, thread);
       }
-      const int this_slot = turn.slot;
-      turn.step(kSlots);
-      x_turn.step(kVSlots);
-      read_chunk(thread);
-      Core::template wait<0>(v);
-#pragma unroll
-      for (int kb = 0; kb < KB; ++kb) Core::template wait<0>(h[kb]);
-      release(this_slot);
-      wait_until_stored(c);
+    }
+    if constexpr (kBulk) {
       if (keep) Core::publish();
       if (hands_over) Core::arrive(full + 8 * (kSlots + kVSlots + part));
+    } else if (view.stores) {
+      sync_group();
+      const Rows rows = view.out_rows(c, view.v0_again(v0));
+      store_tile(rows, out_tile, thread);
     }
-  } else {
-#pragma unroll 1
-    for (int c = begin; c < end; ++c) {
-      const bool keep = view.v0_again(v0) < V && view.keeps(c);
-      if (keep && (c == begin + 1 || p.states_every() == 1)) wait_until_stored(c);  // two in a row are kept
-      start_visit(std::true_type{}, c, keep);
-#pragma unroll 1
-      for (int i = 1; grouped && i < view.inner; ++i) {
-        finish_visit();
-        start_visit(std::false_type{}, c, false);
-      }
-      const int thread = fresh_thread();
-      wait_until_stored(c);
-      if constexpr (outputs) {
-        Core::template wait<1>(o);
-        if (run.adds_parts && view.find_v0() < V) add_part(o, view.part_of_out(c), thread);
-        if (run.ends_parts) {
-          std::uint32_t rounded[16];
-          if constexpr (plain) scale_rows(o, run.out_scale, run.out_scale);
-          to_operand(rounded, o);
-          put_operand<Core, true>(out_tile, rounded, thread);
-        } else if (view.find_v0() < V) {
-          write_part(view.part_of_out(c), o, thread);
-        }
-      }
-      if constexpr (kBulk) {
-        if (keep) Core::publish();
-        if (hands_over) Core::arrive(full + 8 * (kSlots + kVSlots + part));
-      } else if (view.stores) {
-        sync_group();
-        const Rows rows = view.out_rows(c, view.v0_again(v0));
-        store_tile(rows, out_tile, thread);
-      }
-      finish_visit();
-    }
+    finish_visit();
   }
   const int thread = fresh_thread();
   if (!view.leads) return;

@@ -18,13 +18,11 @@ template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain
 struct RecurrencePlan {
   static constexpr bool in_bulk = std::is_same_v<Core, TensorCore90>;
   static constexpr int blocks = recurrence_blocks(KB, groups);
-  // Where there is only the state to make, a slot has all key tiles of a chunk: a barrier a chunk.
-  static constexpr bool by_chunk = in_bulk && !outputs && !grouped;
-  static constexpr int slot = outputs ? 2 : by_chunk ? KB : 1;  // tiles: of each key tile q~ and k~, or k~
+  static constexpr int slot = outputs ? 2 : 1;  // tiles: of each key tile q~ and k~, or k~
   // P, and without warps that load v too, have two slots and no barriers of their own: there slots <= 2 KB.
   static constexpr int most_slots = KB == 1 ? 2 : !in_bulk || blocks > 1 ? 3 : KB == 2 ? 4 : 6;
-  static constexpr int slots = by_chunk ? 2 * most_slots / KB : in_bulk && !outputs ? 2 * most_slots : most_slots;
-  static constexpr int v_slots = by_chunk ? 3 : 2;
+  static constexpr int slots = in_bulk && !outputs ? 2 * most_slots : most_slots;
+  static constexpr int v_slots = 2;
   static constexpr int images = 0;                      // [slots][slot]
   static constexpr int scores = images + slots * slot;  // [2]
   static constexpr int v = scores + (outputs ? 2 : 0);  // [v_slots][groups]
@@ -32,8 +30,8 @@ struct RecurrencePlan {
   // [groups][KB], or the tile of the output
   static constexpr int states = in_bulk && outputs ? out + groups : out;
   static constexpr int decays = (in_bulk ? states + groups * KB : out + groups) * kTileBytes;
-  // [slots], of a slot's key tiles 64 floats each; then barriers: of slots, of v [v_slots], of what leaves [groups].
-  static constexpr int decay_bytes = plain ? 0 : (by_chunk ? KB : 1) * kTile * 4;
+  // [slots] of 64 floats; then barriers: of slots, of v [v_slots], of what leaves [groups].
+  static constexpr int decay_bytes = plain ? 0 : kTile * 4;
   static constexpr int full = decays + slots * decay_bytes;
   static constexpr int empty = full + (slots + v_slots + groups) * 8;
   static constexpr int bytes = empty + (slots + v_slots + groups) * 8;
@@ -184,29 +182,27 @@ struct RecurrenceView {
     }
   }
   __device__ __forceinline__ void load_step(const RecurrenceImages& from, int visit, int kb, int slot) const {
-    constexpr int kTiles = Plan::by_chunk ? KB : 1;
     const std::uint32_t barrier = full + 8 * slot, images = base + tile(Plan::images) + slot * tile(Plan::slot);
     const bool has_scores = outputs && kb == 0 && !run.adds_parts;
     if constexpr (kBulk) {
-      Core::expect_bytes(barrier, kTileBytes * (kTiles + (outputs && from.read_state) + has_scores) +
+      Core::expect_bytes(barrier, kTileBytes * (1 + (outputs && from.read_state) + has_scores) +
                                       (from.read_state ? Plan::decay_bytes : 0));
     }
-    const std::uint32_t written = images + tile(Plan::slot - kTiles);
+    const std::uint32_t written = images + tile(Plan::slot - 1);
     if constexpr (plain) {
-      const auto copy = [&](std::uint32_t to, const RowMap& rows, int head, int kb) {
+      const auto copy = [&](std::uint32_t to, const RowMap& rows, int head) {
         Core::copy_box(to, &rows.map, first_key + kTile * kb, index_of(chunk_of_visit(visit)) * kChunk,
                        head * rows.head_step, static_cast<int>(n) * rows.batch_step, barrier);
       };
       // own_head, but for a register.
-      if (outputs && from.read_state) copy(images, run.read_rows, by_query ? score_head : head, kb);
-#pragma unroll 1
-      for (int i = 0; i < kTiles; ++i) copy(written + tile(i), run.write_rows, x_head + head_of_visit(visit), kb + i);
+      if (outputs && from.read_state) copy(images, run.read_rows, by_query ? score_head : head);
+      copy(written, run.write_rows, x_head + head_of_visit(visit));
     } else {
       if (from.read_state) {
         if (outputs) load(images, from.read + kb * kTileBytes, kTileBytes, barrier);
         load(base + Plan::decays + Plan::decay_bytes * slot, from.decay + 64 * kb, Plan::decay_bytes, barrier);
       }
-      load(written, from.write + kb * kTileBytes, kTiles * kTileBytes, barrier);
+      load(written, from.write + kb * kTileBytes, kTileBytes, barrier);
     }
     if (has_scores) load(base + tile(Plan::scores + (visit & 1)), from.scores, kTileBytes, barrier);
   }
@@ -238,7 +234,7 @@ struct RecurrenceView {
     for (int visit = 0; visit < visits; ++visit) {
       const RecurrenceImages from = images_of(visit);
 #pragma unroll 1
-      for (int kb = 0; kb < (Plan::by_chunk ? 1 : KB); ++kb) {
+      for (int kb = 0; kb < KB; ++kb) {
         Core::wait_at(empty + 8 * turn.slot, turn.parity);
         if (lane == 0) load_step(from, visit, kb, turn.slot);
         turn.step(kSlots);
@@ -246,25 +242,16 @@ struct RecurrenceView {
     }
     // Not where segments are long: README.md, programmatic launch.
     if (outputs && (segments.count == 1 || segments.chunks <= 16)) flashgla::cuda::release_next();
-    if constexpr (Plan::by_chunk) {  // nothing, which is read after the last chunk
-      Core::wait_at(empty + 8 * turn.slot, turn.parity);
-      if (lane == 0) Core::arrive(full + 8 * turn.slot);
-    }
   }
   // v of all groups.
   __device__ __forceinline__ void produce_values(int visits, int first_v0, int lane) const {
 #pragma unroll 1
-    for (int visit = 0; visit < visits + (Plan::by_chunk ? 1 : 0); ++visit) {
+    for (int visit = 0; visit < visits; ++visit) {
       const int slot = visit % kVSlots;
-      const bool there = visit < visits;  // else nothing, as above
-      const Rows rows = x_rows(there ? visit : 0, first_v0);
+      const Rows rows = x_rows(visit, first_v0);
       Core::wait_at(empty + 8 * (kSlots + slot), (visit / kVSlots & 1) ^ 1);
-      if (there) {
-        load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane);
-        Core::arrive_after_copies(full + 8 * (kSlots + slot));
-      } else {
-        Core::arrive(full + 8 * (kSlots + slot));
-      }
+      load_tiles_by_warp<groups>(base + tile(Plan::v + slot * groups), rows, lane);
+      Core::arrive_after_copies(full + 8 * (kSlots + slot));
     }
   }
   // A group's outputs and kept states to memory.
