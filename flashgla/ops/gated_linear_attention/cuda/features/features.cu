@@ -99,7 +99,8 @@ struct Call {
   }
   void map(const MappedPair& pair, int count, std::initializer_list<TensorView> views) const {
     with_element<false>(views, [&](auto element, auto pairs) {
-      launch("gated_linear_attention features", map_kernel<decltype(element), decltype(pairs)::value>,
+      launch("gated_linear_attention features",
+             map_kernel<decltype(element), decltype(element), decltype(pairs)::value>,
              dim3(blocks(problem.query_heads), count), kThreads, 0, stream(), Begin::after_previous, p.sequences, pair,
              map_of(problem.feature_map));
     });
@@ -155,11 +156,12 @@ void convert(const Context& context, const TensorView& from, const TensorView& t
   const std::int64_t blocks = s.most_chunks * heads * ((from.size(3) + kWidth - 1) / kWidth);
   const auto go = [&](auto* kernel) {
     launch("gated_linear_attention conversion", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
-           static_cast<cudaStream_t>(context.stream()), Begin::after_previous, s, tokens(from), tokens(to), heads);
+           static_cast<cudaStream_t>(context.stream()), Begin::after_previous, s,
+           MappedPair{{{tokens(from), tokens(to), heads, nullptr}}}, map_of(FeatureMap::identity));
   };
   const auto either = [&](auto pairs) {
     constexpr bool kPairs = decltype(pairs)::value;
-    to.dtype == DType::f32 ? go(convert_kernel<__half, float, kPairs>) : go(convert_kernel<float, __half, kPairs>);
+    to.dtype == DType::f32 ? go(map_kernel<__half, float, kPairs>) : go(map_kernel<float, __half, kPairs>);
   };
   in_pairs({from, to}) ? either(std::true_type{}) : either(std::false_type{});
 }

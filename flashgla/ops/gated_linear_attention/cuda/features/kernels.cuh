@@ -209,8 +209,9 @@ struct MappedPair {
   Mapped of[2];
 };
 
-// y = phi(x) (without data: not wanted), and its sums. Grid: chunks x heads x tiles, of each.
-template <class T, bool kPairs>
+// y = phi(x) (without data: not wanted), which may be of another type, and its sums. Grid: chunks x heads x tiles, of
+// each.
+template <class T, class To, bool kPairs>
 __global__ void __launch_bounds__(kThreads)
     map_kernel(const __grid_constant__ Sequences s, const __grid_constant__ MappedPair pair, Map map) {
   begin_kernel();
@@ -221,11 +222,11 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / 32, channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
   Loaded<T, kPairs> x;
   x.load(m.x, at, at.head, channel);
-  const Out<T, kPairs> out(m.y, at, at.head, channel);
+  const Out<To, kPairs> out(m.y, at, at.head, channel);
   float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const float2 y = as_stored(phi<T>(map, x[i]), T{});
+    const float2 y = as_stored(phi<T>(map, x[i]), To{});
     out.put(i, y);
     if (i < at.rows) sum = plus(sum, y);
   }
@@ -253,22 +254,6 @@ __global__ void __launch_bounds__(kThreads)
     phi<T>(map, x[i], slope);
     out.put(i, times(dy[i], slope));
   }
-}
-
-// y = x in another type. Grid: chunks x heads x tiles.
-template <class From, class To, bool kPairs>
-__global__ void __launch_bounds__(kThreads)
-    convert_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens x,
-                   const __grid_constant__ Tokens y, int heads) {
-  begin_kernel();
-  const Place at = place_of(s, heads, (x.channels + kWidth - 1) / kWidth);
-  if (at.chunk_rows == 0) return;
-  const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
-  Loaded<From, kPairs> from;
-  from.load(x, at, at.head, channel);
-  const Out<To, kPairs> out(y, at, at.head, channel);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) out.put(i, from[i]);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::features
