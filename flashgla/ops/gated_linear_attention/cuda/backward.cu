@@ -174,8 +174,6 @@ void run_form(Context& context, const Plan& plan, Params params, const OutputGra
   switch (plan.backward) {
     case BackwardForm::tokens:  // not given to kernels that read what the plan leaves
       return;
-    case BackwardForm::parallel:
-      return parallel_backward(context, plan.problem, params, d_out, d_in);
     case BackwardForm::token_gates:
     case BackwardForm::key_gates:
       return with_core(plan.hopper,

@@ -104,9 +104,7 @@ void recurrent_forward(Context& context, const Params& params);
 void recurrent_backward(Context& context, const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                         const OutputGradients& d_out, const InputGradients& d_in);
 
-// In pairs of tokens (parallel/README.md): gates over keys, no normaliser. Tensors as they lie.
+// A forward in pairs of tokens (parallel/README.md): gates over keys, no normaliser. Tensors as they lie.
 void parallel_forward(Context& context, const Params& params);
-void parallel_backward(Context& context, const Problem& problem, const Params& params, const OutputGradients& d_out,
-                       const InputGradients& d_in);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -455,7 +455,6 @@ Plan make_plan(const Problem& problem, const Layout& layout, const Architecture&
   plan.problem = p;
   if (p.algorithm == Algorithm::parallel) {
     plan.forward = ForwardForm::parallel;
-    plan.backward = BackwardForm::parallel;
   } else if (gates_values_by_chunks(p)) {
     plan_value_gates(plan, l, architecture);
   } else if (goes_by_chunks(p) && p.dtype != DType::bf16) {

@@ -50,7 +50,6 @@ enum class ForwardForm : std::uint8_t {
 };
 enum class BackwardForm : std::uint8_t {
   tokens,
-  parallel,
   token_gates,  // one kernel without gates or with one a token: backward/by_role.cuh, on mma.sync rows.cuh
   key_gates,    // one walk: backward/channels.cuh
   chunks,       // the recurrence backwards, backward/keys.cuh

@@ -29,8 +29,8 @@ const char* name_of(ForwardForm form) {
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(BackwardForm form) {
-  constexpr const char* kNames[] = {"tokens", "parallel",  "token_gates", "key_gates",
-                                    "chunks", "f32_tiles", "value_gates", "shared_keys"};
+  constexpr const char* kNames[] = {"tokens",    "token_gates", "key_gates",  "chunks",
+                                    "f32_tiles", "value_gates", "shared_keys"};
   return kNames[static_cast<std::size_t>(form)];
 }
 const char* name_of(StatesKind kind) {

@@ -1,9 +1,8 @@
-// The parallel form: pairs of tokens, no state between them. README.md has the way of it.
+// The forward in parallel form: pairs of tokens, no state between them. README.md has the way of it.
 //
 // A state is K more tokens: before a sequence, row c with key e_c and value h0[c]; after it, row c with query e_c,
-// whose output is ht[c] and whose gradient d_ht[c]. Their gates are 1. So a sequence is `before` + length + `after`
-// rows, and nothing else knows of states. Each query head runs for itself; of a group the first alone has the rows
-// after.
+// whose output is ht[c]. Their gates are 1. So a sequence is `before` + length + `after` rows, and nothing else knows
+// of states. Each query head runs for itself; of a group the first alone has the rows after.
 #pragma once
 
 #include "flashgla/base/cuda/sums.cuh"
@@ -21,19 +20,14 @@ constexpr int kScoreStride = 68;
 
 struct ParallelCall {
   Params p;
-  Strided d_o;
-  const float* d_ht = nullptr;
   int before = 0, after = 0;  // rows beside a sequence's tokens
   std::int64_t rows = 0;      // of all sequences
   float* queries = nullptr;   // [H, rows, K], decayed from their tile's start
   float* keys = nullptr;      // [H, rows, K], decayed to their tile's end
   float* decays = nullptr;    // [tiles, H, K] of whole tiles
-  float* out = nullptr;       // [H, rows, channels]; null: o and ht
-  float* diagonal = nullptr;  // [H, rows], do . v of a token with itself: left out of dq and dk
 };
 
-enum class Side { query, key, value, d_o };
-
+enum class Side { query, key, value };
 // A sequence of one query head.
 struct ParallelRows {
   std::int64_t n, base, first_tile;  // base: its first among all rows
@@ -64,18 +58,17 @@ __device__ __forceinline__ float parallel_gate(const ParallelCall& c, const Para
   return exp2f(key_gate(c.p, s.batch, s.begin + t, s.head, channel));
 }
 
-// Queries have the scale. Values and do are what tiles are loaded from: by predicated loads, several under way
-// together.
+// Queries have the scale. Tiles are loaded from values: by predicated loads, several under way together.
 template <Side side>
 __device__ __forceinline__ float element(const ParallelCall& c, const ParallelRows& s, int row, int channel) {
-  constexpr bool of_keys = side == Side::query || side == Side::key, ahead = side == Side::key || side == Side::value;
+  constexpr bool of_keys = side != Side::value, ahead = side != Side::query;
   const Params& p = c.p;
   const int t = row - c.before, width = of_keys ? p.key_dim : p.value_dim;
   const bool token = t >= 0 && t < s.length;
   const int key = t < 0 ? row : t - s.length;  // of a state
   const bool of_state = !token && row < s.count && (t < 0) == ahead && (ahead || s.first_of_group);
   if (channel >= width) return 0.0f;
-  const Strided& x = side == Side::query ? p.q : side == Side::key ? p.k : side == Side::value ? p.v : c.d_o;
+  const Strided& x = side == Side::query ? p.q : side == Side::key ? p.k : p.v;
   const std::int64_t offset =
       s.batch * x.batch + (s.begin + t) * x.token + (ahead ? s.head : s.query_head) * x.head + channel;
   if constexpr (of_keys) {
@@ -83,7 +76,7 @@ __device__ __forceinline__ float element(const ParallelCall& c, const ParallelRo
     const float loaded = feature(p.feature_map, load_as(p.dtype, x.data, offset));
     return side == Side::query ? p.scale * loaded : loaded;
   } else {
-    const auto* state = ahead ? static_cast<const float*>(p.h0) : c.d_ht;
+    const auto* state = static_cast<const float*>(p.h0);
     const std::int64_t at = ((s.n * p.heads + s.head) * p.key_dim + key) * width + channel;
     const DType dtype = token ? p.dtype : DType::f32;
     const void* from = token ? x.data : state;
@@ -115,54 +108,42 @@ __global__ void __launch_bounds__(kParallelThreads) parallel_prepare_kernel(cons
   }
 }
 
-// out_r = sum over the other tokens s of S_rs y_s: keys of queries up to them (o, dq), or queries of keys from them on
-// (`later`: dv, dk). Decays are in S (o, dv: S = q W k, y = v or do) or, of each channel, beside it (dq, dk: S = do v,
-// y = W k or W q; without the token itself). Grid: (N H, tiles, column slices); a block makes a tile's rows of out.
-template <bool later, bool decays_scores, int kColumns>
+// o_i = sum_{j <= i} (q_i W_ij k_j) v_j. Grid: (N H, tiles, column slices); a block makes a tile's rows of o.
+template <int kColumns>
 __global__ void __launch_bounds__(kParallelThreads, 2) parallel_form_kernel(const __grid_constant__ ParallelCall c) {
-  constexpr Side own = decays_scores ? (later ? Side::key : Side::query) : (later ? Side::value : Side::d_o);
-  constexpr Side other = decays_scores ? (later ? Side::query : Side::key) : (later ? Side::d_o : Side::value);
-  constexpr Side added = decays_scores ? (later ? Side::d_o : Side::value) : (later ? Side::query : Side::key);
   constexpr int kRows = kParallelRows, kSlice = kParallelSlice, kStage = 4096 / kColumns, kQuads = kColumns / 64;
   constexpr int kFlight = kQuads == 2 ? 4 : 2;  // elements of a thread under way, as far as there are registers
-  __shared__ float4 slices[2 * kRows * kSliceStride / 4];  // of both sides; or kStage rows of y
+  __shared__ float4 slices[2 * kRows * kSliceStride / 4];  // of both sides; or kStage rows of v
   __shared__ float4 score_tile[kRows * kScoreStride / 4];
   __shared__ float between[kParallelMostKeys];  // decay from the other tile to this one
   __shared__ ParallelRows s;                    // not held in registers
-  float *left = reinterpret_cast<float*>(slices), *right = left + kRows * kSliceStride, *ys = left;
+  float *left = reinterpret_cast<float*>(slices), *right = left + kRows * kSliceStride, *vs = left;
   float* scores = reinterpret_cast<float*>(score_tile);
 
   const Params& p = c.p;
-  const int heads = p.heads * p.group, K = p.key_dim;
+  const int heads = p.heads * p.group, K = p.key_dim, V = p.value_dim;
   if (threadIdx.x == 0) s = rows_of(c, blockIdx.x / heads, static_cast<int>(blockIdx.x % heads));
   __syncthreads();
   const int tiles = (s.count + kRows - 1) / kRows;
   if (blockIdx.y >= tiles) return;
-  const int tile = later ? blockIdx.y : tiles - 1 - blockIdx.y;  // those with the most others first
-  const int inner = decays_scores ? K : p.value_dim, width = decays_scores ? p.value_dim : K;
+  const int tile = tiles - 1 - blockIdx.y;  // those with the most others first
   const int first = tile * kRows, first_column = blockIdx.z * kColumns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const std::int64_t place = s.query_head * c.rows + s.base;
-  const float* own_rows = (later ? c.keys : c.queries) + place * K;
-  const float* other_rows = (later ? c.queries : c.keys) + place * K;
+  const float *own_rows = c.queries + place * K, *other_rows = c.keys + place * K;
   const auto decayed = [&](const float* rows, int row, int channel) {
     return row < s.count && channel < K ? rows[static_cast<std::int64_t>(row) * K + channel] : 0.0f;
   };
 
   // S of this tile with that which begins at row `begin`.
-  const auto make_scores = [&](int begin, bool decays) {
+  const auto make_scores = [&](int begin) {
     float sum[4][4] = {};
-    for (int x0 = 0; x0 < inner; x0 += kSlice) {
+    for (int x0 = 0; x0 < K; x0 += kSlice) {
 #pragma unroll kFlight
       for (int i = threadIdx.x; i < kRows * kSlice; i += kParallelThreads) {
         const int row = i / kSlice, x = x0 + i % kSlice, at = row * kSliceStride + i % kSlice;
-        if (decays) {
-          left[at] = decayed(own_rows, first + row, x);
-          right[at] = x < K ? between[x] * decayed(other_rows, begin + row, x) : 0.0f;
-        } else {
-          left[at] = element<own>(c, s, first + row, x);
-          right[at] = element<other>(c, s, begin + row, x);
-        }
+        left[at] = decayed(own_rows, first + row, x);
+        right[at] = x < K ? between[x] * decayed(other_rows, begin + row, x) : 0.0f;
       }
       __syncthreads();
 #pragma unroll 1
@@ -193,32 +174,27 @@ __global__ void __launch_bounds__(kParallelThreads, 2) parallel_form_kernel(cons
   };
 
   float out[4][kQuads][4] = {};  // rows ty * 4 + i, columns 64 j + 4 tx + e
-  const auto add_products = [&](int begin, bool decays) {
+  const auto add_products = [&](int begin) {
     for (int s0 = 0; s0 < kRows; s0 += kStage) {
 #pragma unroll kFlight
       for (int i = threadIdx.x; i < kStage * kColumns; i += kParallelThreads) {
-        const int row = begin + s0 + i / kColumns, column = first_column + i % kColumns;
-        if (decays) {
-          ys[i] = column < K ? between[column] * decayed(other_rows, row, column) : 0.0f;
-        } else {
-          ys[i] = element<added>(c, s, row, column);
-        }
+        vs[i] = element<Side::value>(c, s, begin + s0 + i / kColumns, first_column + i % kColumns);
       }
       __syncthreads();
 #pragma unroll 2
       for (int t = 0; t < kStage; ++t) {
-        float4 y[kQuads];
+        float4 v[kQuads];
 #pragma unroll
-        for (int j = 0; j < kQuads; ++j) y[j] = *reinterpret_cast<float4*>(ys + t * kColumns + 64 * j + 4 * tx);
+        for (int j = 0; j < kQuads; ++j) v[j] = *reinterpret_cast<float4*>(vs + t * kColumns + 64 * j + 4 * tx);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float score = scores[(ty * 4 + i) * kScoreStride + s0 + t];
 #pragma unroll
           for (int j = 0; j < kQuads; ++j) {
-            out[i][j][0] = fmaf(score, y[j].x, out[i][j][0]);
-            out[i][j][1] = fmaf(score, y[j].y, out[i][j][1]);
-            out[i][j][2] = fmaf(score, y[j].z, out[i][j][2]);
-            out[i][j][3] = fmaf(score, y[j].w, out[i][j][3]);
+            out[i][j][0] = fmaf(score, v[j].x, out[i][j][0]);
+            out[i][j][1] = fmaf(score, v[j].y, out[i][j][1]);
+            out[i][j][2] = fmaf(score, v[j].z, out[i][j][2]);
+            out[i][j][3] = fmaf(score, v[j].w, out[i][j][3]);
           }
         }
       }
@@ -226,66 +202,42 @@ __global__ void __launch_bounds__(kParallelThreads, 2) parallel_form_kernel(cons
     }
   };
 
-  // What a row sees of its own tile goes from token to token, away from it: decays are running products of gates.
-  const auto load_own_tile = [&](auto load, int channel) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kSlice; i += kParallelThreads) {
-      const int row = i / kSlice, x = channel + i % kSlice, at = row * kSliceStride + i % kSlice;
-      left[at] = load(first + row, x);
-      right[at] = parallel_gate(c, s, first + row, x);
-    }
-    __syncthreads();
-  };
-  const auto walk = [&](int row, auto each) {
-    float decay = 1.0f;
-    if constexpr (later) {
-#pragma unroll 2
-      for (int t = row; t < kRows; ++t) {
-        if (t > row) decay *= right[t * kSliceStride + lane];
-        each(t, decay);
-      }
-    } else {
-#pragma unroll 2
-      for (int t = row; t >= 0; --t) {
-        each(t, decay);
-        decay *= right[t * kSliceStride + lane];
-      }
-    }
-    return decay;
-  };
-
 #pragma unroll 1
   for (int x = threadIdx.x; x < K; x += kParallelThreads) between[x] = 1.0f;
   __syncthreads();
-  for (int at = later ? tile + 1 : tile - 1; at >= 0 && at < tiles; at += later ? 1 : -1) {
-    make_scores(at * kRows, decays_scores);
-    add_products(at * kRows, !decays_scores);
+  for (int at = tile - 1; at >= 0; --at) {
+    make_scores(at * kRows);
+    add_products(at * kRows);
     const float* decays = c.decays + ((s.first_tile + at) * heads + s.query_head) * K;
 #pragma unroll 1
     for (int x = threadIdx.x; x < K; x += kParallelThreads) between[x] *= decays[x];
     __syncthreads();
   }
 
-  if constexpr (decays_scores) {
+  // What a row sees of its own tile goes from token to token, away from it: decays are running products of gates.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kRows * kScoreStride; i += kParallelThreads) scores[i] = 0.0f;
-    for (int x0 = 0; x0 < K; x0 += kSlice) {
-      load_own_tile([&](int row, int x) { return element<other>(c, s, row, x); }, x0);
-      for (int row = warp; row < kRows; row += kParallelWarps) {
-        const float mine = element<own>(c, s, first + row, x0 + lane);
-        walk(row, [&](int t, float decay) {
-          const float sum = flashgla::cuda::warp_sum(mine * decay * left[t * kSliceStride + lane]);
-          if (lane == 0) scores[row * kScoreStride + t] += sum;
-        });
-      }
-      __syncthreads();
+  for (int i = threadIdx.x; i < kRows * kScoreStride; i += kParallelThreads) scores[i] = 0.0f;
+  for (int x0 = 0; x0 < K; x0 += kSlice) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * kSlice; i += kParallelThreads) {
+      const int row = i / kSlice, x = x0 + i % kSlice, at = row * kSliceStride + i % kSlice;
+      left[at] = element<Side::key>(c, s, first + row, x);
+      right[at] = parallel_gate(c, s, first + row, x);
     }
-    add_products(first, false);
-  } else {
-    make_scores(first, false);
-    if (!later && blockIdx.z == 0 && threadIdx.x < kRows && first + static_cast<int>(threadIdx.x) < s.count)
-      c.diagonal[place + first + threadIdx.x] = scores[threadIdx.x * (kScoreStride + 1)];
+    __syncthreads();
+    for (int row = warp; row < kRows; row += kParallelWarps) {
+      const float mine = element<Side::query>(c, s, first + row, x0 + lane);
+      float decay = 1.0f;
+#pragma unroll 2
+      for (int t = row; t >= 0; --t) {
+        const float sum = flashgla::cuda::warp_sum(mine * decay * left[t * kSliceStride + lane]);
+        if (lane == 0) scores[row * kScoreStride + t] += sum;
+        decay *= right[t * kSliceStride + lane];
+      }
+    }
+    __syncthreads();
   }
+  add_products(first);
 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -296,33 +248,16 @@ __global__ void __launch_bounds__(kParallelThreads, 2) parallel_form_kernel(cons
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = first_column + 64 * j + 4 * tx + e;
-        if (column >= width) continue;
-        if (c.out != nullptr) {
-          c.out[(place + row) * width + column] = out[i][j][e];
-        } else if (t >= s.length) {
+        if (column >= V) continue;
+        if (t >= s.length) {
           if (s.first_of_group && p.ht)
             static_cast<float*>(
-                p.ht)[((s.n * p.heads + s.head) * K + t - s.length) * static_cast<std::int64_t>(width) + column] =
+                p.ht)[((s.n * p.heads + s.head) * K + t - s.length) * static_cast<std::int64_t>(V) + column] =
                 out[i][j][e];
         } else if (t >= 0) {
           store_as(p.dtype, p.o.data,
                    s.batch * p.o.batch + (s.begin + t) * p.o.token + s.query_head * p.o.head + column, out[i][j][e]);
         }
-      }
-    }
-  }
-
-  if constexpr (!decays_scores) {
-    for (int x0 = first_column; x0 < min(first_column + kColumns, K); x0 += kSlice) {
-      __syncthreads();  // out is in memory, slices have been read
-      load_own_tile([&](int row, int x) { return element<added>(c, s, row, x); }, x0);
-      for (int row = warp; row < kRows && first + row < s.count; row += kParallelWarps) {
-        float sum = 0.0f;
-        const float decay = walk(row, [&](int t, float w) {
-          if (t != row) sum = fmaf(scores[row * kScoreStride + t] * w, left[t * kSliceStride + lane], sum);
-        });
-        float* to = c.out + (place + first + row) * K + x0 + lane;
-        if (x0 + lane < K) *to = fmaf(decay, *to, sum);
       }
     }
   }

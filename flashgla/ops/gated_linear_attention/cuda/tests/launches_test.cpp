@@ -40,8 +40,6 @@ std::string backward_kernel_of(const cuda::Plan& plan) {
   switch (plan.backward) {
     case cuda::BackwardForm::tokens:
       return "recurrent_kernel";
-    case cuda::BackwardForm::parallel:
-      return "parallel_form_kernel";
     case cuda::BackwardForm::token_gates:
       return plan.hopper ? "backward_by_role_kernel" : "backward_rows_kernel";
     case cuda::BackwardForm::key_gates:
@@ -74,9 +72,9 @@ const std::set<std::string> kForwardKernels = {"recurrent_kernel",    "fused_ker
                                                "recurrence_kernel",   "split_outputs_kernel", "outputs_kernel",
                                                "walk_by_role_kernel", "parallel_form_kernel"};
 const std::set<std::string> kBackwardKernels = {
-    "recurrent_kernel",         "backward_by_role_kernel", "backward_rows_kernel", "backward_channels_kernel",
-    "make_dq_dk_dg_kernel",     "split_gradients_kernel",  "make_side_kernel",     "gradients_kernel",
-    "gradients_by_role_kernel", "parallel_form_kernel"};
+    "recurrent_kernel",         "backward_by_role_kernel", "backward_rows_kernel",
+    "backward_channels_kernel", "make_dq_dk_dg_kernel",    "split_gradients_kernel",
+    "make_side_kernel",         "gradients_kernel",        "gradients_by_role_kernel"};
 
 // Those of the names that are among the kernels launched, without namespaces and template arguments.
 std::set<std::string> launched(const std::set<std::string>& among) {

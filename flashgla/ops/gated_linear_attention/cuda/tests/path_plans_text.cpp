@@ -112,10 +112,10 @@ gates: one_pass of two; gates: key_gates, states found; images
 gates: one_pass of two; gates: key_gates; images
 gates: one_pass of two; gates: key_gates, states found; images
   logits_in_f32_narrow_strided
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
-gates: parallel; gates: parallel; none
+gates: parallel; gates: tokens; none
+gates: parallel; gates: tokens; none
+gates: parallel; gates: tokens; none
+gates: parallel; gates: tokens; none
   parallel_logits
 gates: two_passes in 12; gates: chunks in 12; images
 gates: two_passes in 12; gates: chunks in 12, states found; images
@@ -276,10 +276,10 @@ one_pass; token_gates; images
 one_pass; token_gates, states found; images
   narrow_segments_constant_extreme narrow_segments_constant_trained narrow_segments_none_trained
   narrow_segments_scalar_extreme narrow_segments_scalar_trained
-parallel; parallel; none
-parallel; parallel; none
-parallel; parallel; none
-parallel; parallel; none
+parallel; tokens; none
+parallel; tokens; none
+parallel; tokens; none
+parallel; tokens; none
   parallel_constant_extreme parallel_constant_times_16 parallel_constant_trained parallel_key_extreme
   parallel_key_times_16 parallel_key_trained parallel_none_trained parallel_packed_constant_extreme
   parallel_packed_constant_times_16 parallel_packed_constant_trained parallel_packed_key_extreme

@@ -66,10 +66,9 @@ TEST(Plan, PathCasesTakeEveryForm) {
                              "f32_tiles cut", "value_gates", "value_gates cut"}) {
       EXPECT_EQ(forward.count(row + form), 1u) << row + form;
     }
-    for (const char* form :
-         {"token_gates", "token_gates found", "key_gates", "key_gates found", "chunks", "chunks found", "chunks cut",
-          "chunks cut found", "f32_tiles", "f32_tiles found", "f32_tiles cut", "value_gates", "value_gates found",
-          "value_gates cut", "tokens", "parallel"}) {
+    for (const char* form : {"token_gates", "token_gates found", "key_gates", "key_gates found", "chunks",
+                             "chunks found", "chunks cut", "chunks cut found", "f32_tiles", "f32_tiles found",
+                             "f32_tiles cut", "value_gates", "value_gates found", "value_gates cut", "tokens"}) {
       EXPECT_EQ(backward.count(row + form), 1u) << row + form;
     }
     for (const char* kind : {"none0", "images0", "images1", "prepared1", "split0", "gated0"}) {
