@@ -1,4 +1,4 @@
-// Kernels of the chunked backward and their launch; one translation unit of instantiations/ each core and gate tile.
+// Kernels of the chunked backward and their launch; one source of instantiations/ each gate tile.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"

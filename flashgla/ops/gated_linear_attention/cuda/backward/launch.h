@@ -1,4 +1,4 @@
-// What the kernels of the chunked backward share, and their launchers; instantiations/ has one source a core and gate.
+// What the kernels of the chunked backward share, and their launchers; instantiations/ has one source a gate.
 #pragma once
 
 #include <cuda_bf16.h>

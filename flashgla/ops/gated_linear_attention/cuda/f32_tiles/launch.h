@@ -1,5 +1,4 @@
-// Launchers of the kernels of f32 tiles, and what they are told beside Params; instantiations/ has one source a core
-// and type.
+// Launchers of the kernels of f32 tiles, and what they are told beside Params; instantiations/ has one source a type.
 #pragma once
 
 #include <cuda_runtime_api.h>

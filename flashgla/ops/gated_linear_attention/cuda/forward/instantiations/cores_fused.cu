@@ -1,5 +1,5 @@
 #include "flashgla/ops/gated_linear_attention/cuda/forward/fused.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-template void launch_fused<TensorCore90>(Context&, const Params&, const OnePass&);
+template void launch_fused<FLASHGLA_TENSOR_CORE>(Context&, const Params&, const OnePass&);
 }  // namespace flashgla::ops::gated_linear_attention::cuda

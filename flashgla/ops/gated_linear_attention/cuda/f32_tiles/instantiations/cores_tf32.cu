@@ -1,5 +1,5 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/kernels.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
-template struct SplitLaunch<SplitKernel<TensorCore80, __half, 2>>;
+template struct SplitLaunch<SplitKernel<FLASHGLA_TENSOR_CORE, float, 2>>;
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,5 +1,0 @@
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/kernels.cuh"
-
-namespace flashgla::ops::gated_linear_attention::cuda {
-template struct SplitLaunch<SplitKernel<TensorCore80, float, 3>>;
-}  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,5 +1,0 @@
-#include "flashgla/ops/gated_linear_attention/cuda/forward/fused.cuh"
-
-namespace flashgla::ops::gated_linear_attention::cuda {
-template void launch_fused<TensorCore80>(Context&, const Params&, const OnePass&);
-}  // namespace flashgla::ops::gated_linear_attention::cuda
