@@ -271,6 +271,33 @@ __device__ void make_side(const Params& p, const SplitGradients& work, char* sha
   float through[kOverValues ? 8 : 4] = {};
   bool steep = false;
 
+  // Rows of d query or d key, which lie in `dump`, with their factors; and their part of d gate, from the side's tile.
+  float2 sum = make_float2(0.0f, 0.0f);
+  const auto leave = [&](auto of_keys, const char* tile, const PairWalk<__nv_bfloat16>& out) {
+    constexpr bool kKeys = decltype(of_keys)::value;
+    float2 b = sum_before(quarters, warp, lane);
+    const float2 total = sum_before(quarters, 4, lane);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int r = 16 * warp + i;
+      const float2 g = gate_at(gates, r, lane);
+      b.x += g.x;
+      b.y += g.y;
+      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
+      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(tile + element_offset(r, 2 * lane)));
+      d_gate[i].x += kKeys ? -y.x * x.x : y.x * x.x;
+      d_gate[i].y += kKeys ? -y.y * x.y : y.y * x.y;
+      if constexpr (kKeys) {
+        sum.x += d_gate[i].x;
+        sum.y += d_gate[i].y;
+      }
+      const float2 exponent = kKeys ? make_float2(-b.x, -b.y) : make_float2(b.x - total.x, b.y - total.y);
+      const float2 factor = steep ? make_float2(p.scale, p.scale)
+                                  : make_float2(p.scale * ptx::exp2(exponent.x), p.scale * ptx::exp2(exponent.y));
+      out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
+    }
+  };
+
   for (int h = 0; h < p.group; ++h, ++head, ++query_at) {
     first = h == 0;
     Accumulator d_query;
@@ -383,50 +410,17 @@ __device__ void make_side(const Params& p, const SplitGradients& work, char* sha
 
     put_rows(dump, d_query, thread);
     __syncthreads();
-    float2 b = sum_before(quarters, warp, lane);
-    const float2 total = sum_before(quarters, 4, lane);
-    const PairWalk<__nv_bfloat16> out(work.dq, c, head, channel + 2 * lane, p.key_dim, 16 * warp);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int r = 16 * warp + i;
-      const float2 g = gate_at(gates, r, lane);
-      b.x += g.x;
-      b.y += g.y;
-      const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-      const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(q + element_offset(r, 2 * lane)));
-      d_gate[i].x += y.x * x.x;
-      d_gate[i].y += y.y * x.y;
-      const float2 factor = steep ? make_float2(p.scale, p.scale)
-                                  : make_float2(p.scale * ptx::exp2(b.x - total.x), p.scale * ptx::exp2(b.y - total.y));
-      out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
-    }
+    leave(std::false_type(), q, PairWalk<__nv_bfloat16>(work.dq, c, head, channel + 2 * lane, p.key_dim, 16 * warp));
     __syncthreads();
   }
 
   put_rows(dump, d_key, thread);
   __syncthreads();
-  float2 b = sum_before(quarters, warp, lane), sum = make_float2(0.0f, 0.0f);
-  const float2 total = sum_before(quarters, 4, lane);
-  const PairWalk<__nv_bfloat16> out(work.dk, c, kv_head, channel + 2 * lane, p.key_dim, 16 * warp);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = 16 * warp + i;
-    const float2 g = gate_at(gates, r, lane);
-    b.x += g.x;
-    b.y += g.y;
-    const float2 x = *reinterpret_cast<const float2*>(dump + r * kDumpRow + 2 * lane);
-    const float2 y = ptx::unpack_bf16(*reinterpret_cast<const std::uint32_t*>(k + element_offset(r, 2 * lane)));
-    d_gate[i].x -= y.x * x.x;
-    d_gate[i].y -= y.y * x.y;
-    sum.x += d_gate[i].x;
-    sum.y += d_gate[i].y;
-    const float2 factor =
-        steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(-b.x), p.scale * ptx::exp2(-b.y));
-    out.store(i, make_float2(x.x * factor.x, x.y * factor.y));
-  }
+  leave(std::true_type(), k, PairWalk<__nv_bfloat16>(work.dk, c, kv_head, channel + 2 * lane, p.key_dim, 16 * warp));
   if (work.dg.data == nullptr) return;
 
-  put_gate_gradient<kOverValues>(p, work.dg, c, kv_head, channel, parts, d_gate, sum, total, steep);
+  put_gate_gradient<kOverValues>(p, work.dg, c, kv_head, channel, parts, d_gate, sum, sum_before(quarters, 4, lane),
+                                 steep);
 }
 
 // Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
