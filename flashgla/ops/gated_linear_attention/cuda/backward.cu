@@ -117,7 +117,7 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   const Gradients d = gradients_of(problem, d_out, d_in);
   const auto stream = static_cast<cudaStream_t>(context.stream());
 
-  if (!passes.is_prepared) launch_preparation<Core>(context, p, passes.prepared);
+  if (!passes.is_prepared) launch_forward_prepare<Core>(context, p, passes.prepared);
   if (plan.finds_states) {
     Recurrence run = run_of(p, passes, false);
     run.x = p.v;

@@ -24,7 +24,7 @@ void forward_by_tokens(Context& context, const Plan& plan, const Params& params)
   const bool prepares = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
   if (params.states == nullptr || !prepares || context.planning()) return;
   const Prepared kept = kept_prepared(params, plan);
-  with_core(plan.hopper, [&]<class Core>() { launch_preparation<Core>(context, params, kept); });
+  with_core(plan.hopper, [&]<class Core>() { launch_forward_prepare<Core>(context, params, kept); });
 }
 
 void run_form(Context& context, const Plan& plan, const Params& params, const Outputs& outputs) {

@@ -43,7 +43,7 @@ enum class ForwardForm : std::uint8_t {
   parallel,       // parallel/
   one_pass,       // forward/fused.cuh
   one_wide_pass,  // forward/wide.cuh
-  two_passes,     // forward/prepare.cuh, core90_plain.cu; recurrence.cuh
+  two_passes,     // forward/prepare.cuh, recurrence.cuh
   f32_tiles,      // f32_tiles/
   value_gates,    // value_gates/
   shared_keys,    // shared_keys/

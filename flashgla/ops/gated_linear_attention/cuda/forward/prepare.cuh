@@ -1,9 +1,10 @@
 // First of the passes that serve any K, any split of V and of time, forwards and backwards: everything of a chunk that
 // depends on gates, once, chunk-parallel, whatever the gate's kind. For chunk and query head: q~ = scale q 2^G, the
 // scores P = q~ k^T with the decays between, and, once a key-value head, k~ = k 2^(sum of later gates) and the chunk's
-// decay 2^(sum of all). No exponent is positive outside the scores, and those go by the ladder (forward/gates.cuh). The
-// recurrence after it (forward/recurrence.cuh) is then gate-free. Operands are written as images of the shared-memory
-// tiles, which the next kernels copy as they lie.
+// decay 2^(sum of all); or, where q and k go on as they are (Plan::plain), P = q k^T alone. No exponent is positive
+// outside the scores, and those go by the ladder (forward/gates.cuh). The recurrence after it (forward/recurrence.cuh)
+// is then gate-free. Operands are written as images of the shared-memory tiles, which the next kernels copy as they
+// lie.
 #pragma once
 
 #include <algorithm>
@@ -145,7 +146,8 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
   b.index = chunk - b.span.chunk_begin;
-  const auto leads = [&] { return anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
+  const bool plain = kGates == GatesAs::tokens && out.plain;
+  const auto leads = [&] { return !plain && anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
 
   Accumulator s;
   clear(s);
@@ -176,7 +178,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     if (leads() && thread < 32)
       *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = load_shared_float2(b.powers + 8 * lane);
     if (one_anchor) {
-      gate_operands<Core>(sums, b, out.scale, thread);
+      if (!plain) gate_operands<Core>(sums, b, out.scale, thread);
       Core::publish();
     } else {
       Aside so_far(s);
@@ -194,7 +196,9 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     }
     __syncwarp();
     const int mover = fresh_thread();
-    store_tile_image(out.q + ((chunk * heads + b.query_head) * out.blocks + anew(kb)) * kTileBytes, b.q_tile, mover);
+    if (!plain) {
+      store_tile_image(out.q + ((chunk * heads + b.query_head) * out.blocks + anew(kb)) * kTileBytes, b.q_tile, mover);
+    }
     if (leads()) store_tile_image(out.k + kv_block() * kTileBytes, one_anchor ? b.g_tile : b.k_tile, mover);
     if (one_anchor) {
       sync_group();

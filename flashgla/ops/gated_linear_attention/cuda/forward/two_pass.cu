@@ -10,6 +10,9 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+RowMap q_map(const Params& p) { return row_map_of(p, p.q, p.heads * p.group, p.key_dim); }
+RowMap k_map(const Params& p) { return row_map_of(p, p.k, p.heads, p.key_dim); }
+
 Prepared kept_prepared(const Params& p, const Plan& plan) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
   char* const at = static_cast<char*>(p.states) + p.states_bytes();
@@ -92,7 +95,7 @@ namespace {
 
 template <class Core>
 void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
-  launch_preparation<Core>(context, p, passes.prepared);
+  launch_forward_prepare<Core>(context, p, passes.prepared);
   Recurrence run = run_of(p, passes, false);
   run.x = p.v;
   run.out = p.o;

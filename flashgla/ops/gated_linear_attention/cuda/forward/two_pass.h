@@ -1,4 +1,4 @@
-// Preparation and recurrence (prepare.cuh, core90_plain.cu, recurrence.cuh), forwards and backwards: workspace,
+// Preparation and recurrence (prepare.cuh, recurrence.cuh), forwards and backwards: workspace,
 // launches.
 #pragma once
 
@@ -92,14 +92,6 @@ struct TwoPasses {
 
 template <class Core>
 void launch_forward_prepare(Context& context, const Params& params, const Prepared& prepared);
-// Where the plan is plain: the scores.
-void launch_plain_preparation(Context& context, const Params& params, const Prepared& prepared);
-// The one or the other.
-template <class Core>
-void launch_preparation(Context& context, const Params& params, const Prepared& prepared) {
-  prepared.plain ? launch_plain_preparation(context, params, prepared)
-                 : launch_forward_prepare<Core>(context, params, prepared);
-}
 
 // A run of the recurrence with what preparation left as its operands; x, out, start, end and states are not set.
 Recurrence run_of(const Params& params, const TwoPasses& passes, bool backwards);
