@@ -36,16 +36,11 @@ __global__ void sum_scalar_gates(const __grid_constant__ Params p, const float* 
 __global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t dg_stride, std::int64_t rows, int heads,
                                    const std::int64_t* chunks) {
   if (is_idle(chunks)) return;
-  __shared__ double sums[kSumThreads];
+  __shared__ double shared[32];
   double sum = 0.0;
   for (std::int64_t r = threadIdx.x; r < rows; r += kSumThreads) sum += parts[r * heads + blockIdx.x];
-  sums[threadIdx.x] = sum;
-  __syncthreads();
-  for (int half = kSumThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sums[0]);
+  sum = flashgla::cuda::block_sum(sum, shared);
+  if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sum);
 }
 
 // f<GateTile>() with how kernels find a problem's gates.

@@ -23,7 +23,7 @@ constexpr int kPairsShared = 4 * kTileBytes;  // two stages of two tiles
 template <class Core>
 __device__ __forceinline__ void constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o,
                                                     char* shared) {
-  __shared__ float sums[kGroupThreads / 32];
+  __shared__ float shared_sums[32];
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
   const std::int64_t chunk = blockIdx.x;
   const int head = blockIdx.y, kv_head = head / p.group;
@@ -80,10 +80,8 @@ __device__ __forceinline__ void constant_gate_pairs(const Params& p, const Backw
       if (steps > 0.0f) sum += steps * ptx::exp2(gate * steps) * scores[i] * gradients[i];
     }
   }
-  sum = flashgla::cuda::warp_sum(sum);
-  if (lane == 0) sums[warp] = sum;
-  __syncthreads();
-  if (thread == 0) *part = p.scale * (sums[0] + sums[1] + sums[2] + sums[3]);
+  sum = flashgla::cuda::block_sum(sum, shared_sums);
+  if (thread == 0) *part = p.scale * sum;
 }
 
 template <class Core>

@@ -469,11 +469,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
-    const float part = flashgla::cuda::warp_sum(crossing);
-    if (lane == 0) row_sums[warp] = part;
-    __syncthreads();
-    put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
-    return;
+    return put_chunk_part(flashgla::cuda::block_sum(crossing, row_sums));
   }
   put_gate_gradient<Kernel, kSide>(p, work, tiles, c, kv_head, key_tile, term_sum, steep);
 }

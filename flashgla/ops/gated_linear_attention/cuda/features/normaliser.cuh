@@ -111,27 +111,17 @@ __device__ __forceinline__ float2 sum_of_parts(WarpSums& sums, const Part& part,
   return others;
 }
 
-// Calls work(first, batch) for a part's rows by eight, which load(first, batch) reads: kAhead: before those ahead of
-// them are worked on.
-template <class Batch, bool kAhead, class Load, class Work>
+// Calls work(first, batch) for a part's rows by eight, which load(first, batch) reads.
+template <class Batch, class Load, class Work>
 __device__ __forceinline__ void for_batches(const Part& part, const Load& load, const Work& work) {
-  Batch now, later;
-  load(0, now);
 #pragma unroll 1
   for (int first = 0; first < part.rows; first += kRows) {
-    const bool more = first + kRows < part.rows;
-    if (kAhead && more) load(first + kRows, later);
-    work(first, now);
-    if (kAhead) {
-      now = later;
-    } else if (more) {
-      load(first + kRows, now);
-    }
+    Batch batch;
+    load(first, batch);
+    work(first, batch);
   }
 }
 
-template <class T>
-constexpr bool kAhead = sizeof(T) == 2;  // f32 has not the registers
 // Blocks that a multiprocessor holds.
 template <class T, bool kPairs, bool kBackward>
 constexpr int kDivideBlocks = kPairs && !kBackward && sizeof(T) == 2 ? 3 : 2;
@@ -173,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
         two.x.load(o, at.behind(first), at.head, channel);
         two.y.load(d_o, at.behind(first), at.head, channel);
       };
-      for_batches<Two, kAhead<T>>(part, load, [&](int first, const Two& two) {
+      for_batches<Two>(part, load, [&](int first, const Two& two) {
         float products[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -202,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
       two.y.load(features, at.behind(first), head, channel);
       two.x.load(q, at.behind(first), at.head, channel);
     };
-    for_batches<Two, kAhead<T>>(part, load, [&](int first, const Two& two) {
+    for_batches<Two>(part, load, [&](int first, const Two& two) {
       float d[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -236,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
     const int channel = kWidth * tile + 2 * lane;
     float2 sum = make_float2(0.0f, 0.0f), all;
     const auto load = [&](int first, Loaded<T, kPairs>& x) { x.load(q, at.behind(first), at.head, channel); };
-    for_batches<Loaded<T, kPairs>, kAhead<T>>(part, load, [&](int first, const Loaded<T, kPairs>& x) {
+    for_batches<Loaded<T, kPairs>>(part, load, [&](int first, const Loaded<T, kPairs>& x) {
       const int row = part.first() + first;
       const Out<T, kPairs> to(out, at.behind(first), at.head, channel);
 #pragma unroll
@@ -316,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
         of.inverse = values_at(w.inverses, head, first);
         of.dd = values_at(w.d_denominators, head, first);
       };
-      for_batches<Batch, kAhead<T>>(part, load, [&](int first, const Batch& of) {
+      for_batches<Batch>(part, load, [&](int first, const Batch& of) {
         const Out<T, kPairs> out(dq, at.behind(first), head, channel);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -342,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
     of.q.load(q, rows, at.head * group, channel);
     of.dd = values_at(w.d_denominators, at.head * group, from_end(first));
   };
-  for_batches<Batch, kAhead<T>>(part, load, [&](int first, const Batch& of) {
+  for_batches<Batch>(part, load, [&](int first, const Batch& of) {
     const Place rows = at.behind(from_end(first));
     float2 of_rows[kRows];
 #pragma unroll
