@@ -28,7 +28,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   using View = RecurrenceView<Core, KB, groups, outputs, grouped, plain>;
   constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
   constexpr bool kBulk = View::kBulk;
-  View view(p, run, segments, shared);
+  View view{p, run, segments, ptx::shared_address(shared)};
   if (!view.start()) return;
   const std::uint32_t base = view.base;
   const int part = view.part, v0 = view.v0;

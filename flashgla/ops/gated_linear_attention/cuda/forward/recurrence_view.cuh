@@ -66,11 +66,12 @@ struct RecurrenceView {
   const Recurrence& run;
   const Segments& segments;
   const std::uint32_t base;
-  const int part, slices;
-  const bool by_query;
-  const int heads, inner, K, V, first_key;
-  const int v0;  // a group's first value channel
-  const PlaceInTime place;
+  const int part = threadIdx.x / kGroupThreads, slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
+  const bool by_query = outputs && !grouped && !run.backwards;
+  const int heads = by_query ? p.heads * p.group : p.heads, inner = grouped ? p.group : 1;
+  const int K = p.key_dim, V = p.value_dim, first_key = 64 * run.first_block;
+  const int v0 = find_v0();  // a group's first value channel
+  const PlaceInTime place = place_in_time<false>(p.sequences, segments, blockIdx.x / slices, heads);
   // Where the place has tokens:
   std::int64_t n;
   int segment, own_head, head, x_head, x_heads, score_head;
@@ -79,22 +80,6 @@ struct RecurrenceView {
   bool leads, may_keep, stores;
   std::uint32_t full, empty;
 
-  __device__ __forceinline__ RecurrenceView(const Params& p, const Recurrence& run, const Segments& segments,
-                                            char* shared)
-      : p(p),
-        run(run),
-        segments(segments),
-        base(ptx::shared_address(shared)),
-        part(threadIdx.x / kGroupThreads),
-        slices((p.value_dim + 64 * groups - 1) / (64 * groups)),
-        by_query(outputs && !grouped && !run.backwards),
-        heads(by_query ? p.heads * p.group : p.heads),
-        inner(grouped ? p.group : 1),
-        K(p.key_dim),
-        V(p.value_dim),
-        first_key(64 * run.first_block),
-        v0(find_v0()),
-        place(place_in_time<false>(p.sequences, segments, blockIdx.x / slices, heads)) {}
   __device__ __forceinline__ bool start() {
     n = place.n;
     if (n < 0) return false;
