@@ -71,7 +71,7 @@ void step_with_ring(Context& context, const Problem& problem, const StepInputs& 
   const auto kernel =
       p.key_dim > kMostKeys / 2 ? ring_step_kernel<2, kRows, kBlocks> : ring_step_kernel<1, kRows, kBlocks>;
   launch(context, "gated_linear_attention step", kernel, dim3(std::min(p.units, kBlocks * multiprocessors)),
-         kWarps * 32, RingShared(p.key_dim).all * 4, p, ring_params(ring));
+         kWarps * 32, RingShared{p.key_dim}.all * 4, p, ring_params(ring));
 }
 
 void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to) {

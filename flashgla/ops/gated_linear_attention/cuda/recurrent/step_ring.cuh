@@ -26,14 +26,10 @@ struct RingParams {
 // A block's shared memory, in floats: keys and gates [kRing][2K] and values [kRing][128] of the ring; q and decays by
 // key channel; the warps' parts of q h, and of the scores.
 struct RingShared {
-  int values, queries, decays, parts, scores, all;
-  __host__ __device__ explicit constexpr RingShared(int key_dim)
-      : values(static_cast<int>(kRing) * 2 * key_dim),
-        queries(values + static_cast<int>(kRing) * kRingSlice),
-        decays(queries + key_dim),
-        parts(decays + key_dim),
-        scores(parts + kWarps * kRingSlice),
-        all(scores + kWarps * static_cast<int>(kRing)) {}
+  static constexpr int kInputs = static_cast<int>(kRing);
+  int key_dim;
+  int values = kInputs * 2 * key_dim, queries = values + kInputs * kRingSlice, decays = queries + key_dim;
+  int parts = decays + key_dim, scores = parts + kWarps * kRingSlice, all = scores + kWarps * kInputs;
 };
 
 // Sums of x[0..15] over the lanes of a warp: that of x[lane / 2] in each lane.
@@ -91,7 +87,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
   extern __shared__ float4 ring_shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int K = p.key_dim, V = p.value_dim, width = 2 * K + V;
-  const RingShared place(K);
+  const RingShared place{K};
   float* const keys = reinterpret_cast<float*>(ring_shared);
   float4* const values = reinterpret_cast<float4*>(keys + place.values);  // [kRing][32]
   float* const q_shared = keys + place.queries;
