@@ -16,12 +16,14 @@ namespace {
 std::int64_t tiles_of_a_state(const Params& p) { return tiles_of(p.key_dim) * tiles_of(p.value_dim); }
 
 // Workspace of what is prepared.
-SplitImages take_images(Context& context, const Params& p, std::int64_t image_bytes) {
+Prepared take_images(Context& context, const Params& p, std::int64_t image_bytes) {
   const std::int64_t chunks = p.sequences.most_chunks, key_tiles = tiles_of(p.key_dim), heads = p.heads * p.group;
   return {.q = take(context, chunks * heads * key_tiles * image_bytes, "gla f32 tiles: gated q"),
           .k = take(context, chunks * p.heads * key_tiles * image_bytes, "gla f32 tiles: gated k"),
           .scores = take(context, chunks * heads * image_bytes, "gla f32 tiles: scores"),
-          .decay = take<float>(context, chunks * p.heads * key_tiles * kTile * 4, "gla f32 tiles: decay")};
+          .decay = take<float>(context, chunks * p.heads * key_tiles * kTile * 4, "gla f32 tiles: decay"),
+          .blocks = static_cast<int>(key_tiles),
+          .scale = p.scale};
 }
 
 template <class Kernel>
@@ -112,6 +114,7 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   }
   SplitPass forwards = forwards_pass(context, plan, p, sides, states, kBytes);
   if (sides.gated_values) forwards.values = take_images(context, sides.values, kBytes);
+  if (Kernel::parts == 1) forwards.prepared.scale = forwards.values.scale = 1.0f;
   SplitPass backwards = forwards;
   backwards.b = d.d_o;
   backwards.start = static_cast<const float*>(d_out.d_ht.data);
@@ -121,12 +124,8 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   backwards.end_factor = p.scale;
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
-  const auto prepare = [&](Params side, const SplitImages& images) {
-    if (Kernel::parts == 1) side.scale = 1.0f;
-    Launch::prepare(context, side, images, stream);
-  };
-  if (forwards.prepared.q != nullptr) prepare(sides.keys, forwards.prepared);
-  if (sides.gated_values) prepare(sides.values, forwards.values);
+  if (forwards.prepared.q != nullptr) Launch::prepare(context, sides.keys, forwards.prepared, stream);
+  if (sides.gated_values) Launch::prepare(context, sides.values, forwards.values, stream);
   if (plan.finds_states) pass_states<Kernel>(p, forwards, false, stream);
   pass_states<Kernel>(p, backwards, true, stream);
   const bool of_keys = d_in.dq || d_in.dk || d_in.dg;

@@ -7,7 +7,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/states.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/values.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -20,7 +19,7 @@ static __device__ __forceinline__ void begin_beside_previous() {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kGroupThreads, 2)
-    split_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
+    split_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared images) {
   flashgla::cuda::release_next_of_waves();  // to kernels that begin beside it: those of f32_tiles/values.cuh
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) prepare_split<Kernel>(p, images, shared);
@@ -66,7 +65,7 @@ constexpr int kLaterBlocks = 7;
 #endif
 template <class Kernel>
 __global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1 ? kLaterBlocks : 0)
-    split_later_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitImages images) {
+    split_later_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared images) {
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
@@ -100,15 +99,9 @@ constexpr const char* kGradients = "gated_linear_attention gradients in f32 tile
 constexpr auto kAfter = flashgla::cuda::Begin::after_previous;
 
 template <class Kernel>
-void SplitLaunch<Kernel>::prepare(Context& context, const Params& p, const SplitImages& images, cudaStream_t stream) {
+void SplitLaunch<Kernel>::prepare(Context& context, const Params& p, const Prepared& images, cudaStream_t stream) {
   if constexpr (Kernel::parts == 1) {
-    launch_forward_prepare<typename Kernel::Core>(context, p,
-                                                  {.q = images.q,
-                                                   .k = images.k,
-                                                   .scores = images.scores,
-                                                   .decay = images.decay,
-                                                   .blocks = tiles_of(p.key_dim),
-                                                   .scale = p.scale});
+    launch_forward_prepare<typename Kernel::Core>(context, p, images);
   } else {
     launch_split(kPreparation, split_prepare_kernel<Kernel>, p.sequences.most_chunks * p.heads * p.group, 1,
                  PrepareShared<Kernel::parts>::total, stream, kAfter, p, images);
@@ -181,7 +174,7 @@ void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradi
 }
 
 template <class Kernel>
-void SplitLaunch<Kernel>::later(const Params& values, const SplitImages& images, cudaStream_t stream) {
+void SplitLaunch<Kernel>::later(const Params& values, const Prepared& images, cudaStream_t stream) {
   launch_split(kGatedValues, split_later_kernel<Kernel>,
                values.sequences.most_chunks * values.heads * tiles_of(values.key_dim), 1, kGateLaterShared, stream,
                kNext<typename Kernel::Core>, values, images);

@@ -3,12 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/limits.h"
-#include "flashgla/ops/gated_linear_attention/cuda/params.h"
-
-namespace flashgla {
-class Context;
-}
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
@@ -21,23 +17,16 @@ struct SplitKernel {
   static constexpr int parts = kTheParts;
 };
 
-// What f32_tiles/prepared.cuh leaves, as images of split tiles. Without: K and V are at most 64 and G = H. Where values
-// are gated too there are those of the values' side beside them: of do, v, gv and value tiles.
-struct SplitImages {
-  char* q = nullptr;       // [chunks, H, key tiles]
-  char* k = nullptr;       // [chunks, G, key tiles]
-  char* scores = nullptr;  // [chunks, H]: [query][key], zero above the diagonal
-  float* decay = nullptr;  // [chunks, G, key tiles, 64]: factors
-};
-
-// One pass over the chunks of each sequence; segments of time where sequences are few.
+// One pass over the chunks of each sequence; segments of time where sequences are few. What is prepared (two_pass.h)
+// lies as images of split tiles (f32_tiles/prepared.cuh). Without: K and V are at most 64 and G = H. Where values are
+// gated too there are those of the values' side beside them: of do, v, gv and value tiles.
 struct SplitPass {
   Strided b;           // v, or backwards do
   const float* start;  // [N,G,K,V] or null: zeros. h0, or dht
   float* end;          // likewise, or null: not wanted. ht, or dh0
   char* images;        // before each chunk h, after it dh
-  SplitImages prepared;
-  SplitImages values;                            // with gates over values: instead of b
+  Prepared prepared;
+  Prepared values;                               // with gates over values: instead of b
   float start_factor = 1.0f, end_factor = 1.0f;  // of bf16
   int segments = 1;
   bool ends_only = false;
@@ -60,7 +49,7 @@ void in_segments(SplitPass pass, Launch launch) {
 struct SplitOutputs {
   Strided x, out;
   const char* images;
-  SplitImages prepared;
+  Prepared prepared;
   const char* later = nullptr;  // with gates over values: v times those behind it in the chunk
 };
 
@@ -68,8 +57,8 @@ struct SplitGradients {
   Strided d_o, dq, dk, dg;  // without data: not wanted
   const char *states, *state_gradients;
   float* gate_parts;  // scalar gates: [key tiles, tokens, G]; constant gates: [key tiles, chunks, G]; or null
-  SplitImages other;  // with gates over values: the other side's, instead of d_o and v
-  SplitImages own;    // of bf16
+  Prepared other;     // with gates over values: the other side's, instead of d_o and v
+  Prepared own;       // of bf16
 };
 
 // Which side's gradients, where values are gated too.
@@ -79,7 +68,7 @@ enum class GatedSide { only_keys, keys, values };
 // value_gates/.
 template <class Kernel>
 struct SplitLaunch {
-  static void prepare(Context& context, const Params& p, const SplitImages& images, cudaStream_t stream);
+  static void prepare(Context& context, const Params& p, const Prepared& images, cudaStream_t stream);
   static void states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
   static void outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient, cudaStream_t stream);
   // p: with gates over values the side, whose query, key and gate gradients are dq, dk and dg.
@@ -87,7 +76,7 @@ struct SplitLaunch {
 
   // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
   // do, k v, g gv, K and V have changed places, the scale is 1.
-  static void later(const Params& values, const SplitImages& images, cudaStream_t stream);
+  static void later(const Params& values, const Prepared& images, cudaStream_t stream);
   // outputs.x: v; images: of h; prepared: of the keys; later: as later() has left it.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);
 };

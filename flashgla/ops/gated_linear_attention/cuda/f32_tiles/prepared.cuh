@@ -17,7 +17,7 @@ struct PrepareShared {  // offsets; decays and scores of steep tiles
 // Where `wanted`, k 2^(later gates) of a chunk and 64 channels as image number `at`, and the chunk's decay. One
 // barrier.
 template <int kParts, class T>
-__device__ __forceinline__ void put_later(const SplitImages& images, std::int64_t at, bool wanted, const Loaded<T>& k,
+__device__ __forceinline__ void put_later(const Prepared& images, std::int64_t at, bool wanted, const Loaded<T>& k,
                                           const LoadedGates<T>& gates, const Params& p, float* totals, int thread) {
   float sums[kRowsEach][8], all[8];
   gates.take(sums, p);
@@ -45,7 +45,7 @@ constexpr int kGateLaterShared = 4 * kTile * 4;  // totals
 // k^ and the decays alone, for forwards with gates over values, which have no do. p: the values' side. Grid: chunks x G
 // x value tiles.
 template <class Kernel>
-__device__ __forceinline__ void gate_later(const Params& p, const SplitImages& images, char* shared) {
+__device__ __forceinline__ void gate_later(const Params& p, const Prepared& images, char* shared) {
   using T = typename Kernel::Element;
   const int tiles = tiles_of(p.key_dim), tile = static_cast<int>(blockIdx.x % tiles), channel = tile * kTile;
   const int head = static_cast<int>(blockIdx.x / tiles % p.heads);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void gate_later(const Params& p, const SplitImages& i
 
 // Grid: chunks x H.
 template <class Kernel>
-__device__ __forceinline__ void prepare_split(const Params& p, const SplitImages& images, char* shared) {
+__device__ __forceinline__ void prepare_split(const Params& p, const Prepared& images, char* shared) {
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
     sum_gates<false>(sums, all, totals + 4 * 64, thread);
     const bool steep = is_steep(all);
     put_loaded<kParts>(
-        q, loaded_q, thread, [&](int i, int e) { return p.scale * ptx::exp2(sums[i][e]); },
+        q, loaded_q, thread, [&](int i, int e) { return images.scale * ptx::exp2(sums[i][e]); },
         [&](std::uint32_t at, const uint4& packed) { *reinterpret_cast<uint4*>(q_image + at) = packed; });
     if (!steep) {
       put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return ptx::exp2(-sums[i][e]); });
@@ -107,7 +107,7 @@ __device__ __forceinline__ void prepare_split(const Params& p, const SplitImages
       add_product<Core, kParts, Stored::k_inner, Stored::k_inner, false, Loads::in_turn>(scores, q, k, thread);
       Core::finish(scores);
     } else {
-      put_loaded<kParts>(q, loaded_q, thread, [&](int, int) { return p.scale; });
+      put_loaded<kParts>(q, loaded_q, thread, [&](int, int) { return images.scale; });
       put_loaded<kParts>(k, loaded_k, thread);
       loaded_gates.load(p, c, kv_head, channel, thread);
       loaded_gates.take_decays(sums, p);
