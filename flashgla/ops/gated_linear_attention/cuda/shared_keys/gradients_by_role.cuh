@@ -221,10 +221,7 @@ __device__ __forceinline__ void queries_group(const View& view) {
     Core::template product<Stored::k_inner, Stored::k_inner, true>(made, stage + Layout::v, stage + Layout::d_o,
                                                                    thread);
     Core::commit();
-    Core::template product<Stored::k_inner, Stored::k_outer, true>(o, q, h, thread);
-    if constexpr (kTiles == 2) {
-      Core::template product<Stored::k_inner, Stored::k_outer>(o, q + kTileBytes, h + kTileBytes, thread);
-    }
+    product_over_keys<Core, kTiles, Stored::k_outer>(o, q, h, thread);
     Core::commit();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -272,10 +269,7 @@ __device__ __forceinline__ void keys_group(const View& view) {
   {
     Accumulator scores;
     Core::begin(scores);
-    Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, k, q, thread);
-    if constexpr (kTiles == 2) {
-      Core::template product<Stored::k_inner, Stored::k_inner>(scores, k + kTileBytes, q + kTileBytes, thread);
-    }
+    product_over_keys<Core, kTiles, Stored::k_inner>(scores, k, q, thread);
     Core::finish(scores);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -299,10 +293,7 @@ __device__ __forceinline__ void keys_group(const View& view) {
       scale_operand(decayed, plain, upper, lower);
     }
     Core::begin(dv, decayed, dk[0], dk[kTiles - 1]);
-    Core::template product<Stored::k_inner, Stored::k_outer, true>(dv, k, dh, thread);
-    if constexpr (kTiles == 2) {
-      Core::template product<Stored::k_inner, Stored::k_outer>(dv, k + kTileBytes, dh + kTileBytes, thread);
-    }
+    product_over_keys<Core, kTiles, Stored::k_outer>(dv, k, dh, thread);
     Core::commit();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {

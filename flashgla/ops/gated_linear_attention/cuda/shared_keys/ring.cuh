@@ -32,6 +32,15 @@ struct Ring {
   }
 };
 
+// d = a b over a head's key tiles, which lie one after the other; a stored [m][k].
+template <class Core, int kTiles, Stored b_stored>
+__device__ __forceinline__ void product_over_keys(Accumulator& d, std::uint32_t a, std::uint32_t b, int thread) {
+  Core::template product<Stored::k_inner, b_stored, true>(d, a, b, thread);
+  if constexpr (kTiles == 2) {
+    Core::template product<Stored::k_inner, b_stored>(d, a + kTileBytes, b + kTileBytes, thread);
+  }
+}
+
 // What brings a chunk's rows to a stage, by one warp. `whole`: by TMA, else in pieces by the warp that asks, for what
 // follows the chunk is another sequence's.
 template <class Core>

@@ -152,15 +152,9 @@ __device__ __forceinline__ void walking_group(const View& view, int group) {
       Accumulator scores, o;
       std::uint32_t weights[16];
       Core::begin(scores, o, h[0], h[kTiles - 1], keys[0], keys[kTiles - 1]);
-      Core::template product<Stored::k_inner, Stored::k_inner, true>(scores, stage, k, thread);
-      if constexpr (kTiles == 2) {
-        Core::template product<Stored::k_inner, Stored::k_inner>(scores, stage + kTileBytes, k + kTileBytes, thread);
-      }
+      product_over_keys<Core, kTiles, Stored::k_inner>(scores, stage, k, thread);
       Core::commit();
-      Core::template product<Stored::k_inner, Stored::k_outer, true>(o, stage, image, thread);
-      if constexpr (kTiles == 2) {
-        Core::template product<Stored::k_inner, Stored::k_outer>(o, stage + kTileBytes, image + kTileBytes, thread);
-      }
+      product_over_keys<Core, kTiles, Stored::k_outer>(o, stage, image, thread);
       Core::commit();
       step_state();
       Core::commit();
