@@ -125,7 +125,8 @@ __device__ __noinline__ void gate_steep_operands(std::uint32_t q_tile, std::uint
   for (int i = 0; i < 32; ++i) put_float(at, kGroupThreads * i, s[i]);
 }
 
-template <class Core, GatesAs kGates>
+// kPlain: the scores alone (Plan::plain).
+template <class Core, GatesAs kGates, bool kPlain>
 __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& out, char* shared) {
   PrepareBlock b;
   const int group = own_group(), groups = blockDim.x / kGroupThreads;
@@ -146,8 +147,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
   if (n < 0) return;
   b.span = span_of(p.sequences, n);
   b.index = chunk - b.span.chunk_begin;
-  const bool plain = kGates == GatesAs::tokens && out.plain;
-  const auto leads = [&] { return !plain && anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
+  const auto leads = [&] { return !kPlain && anew(b.query_head) % p.group == 0; };  // others leave k~ and decays to it
 
   Accumulator s;
   clear(s);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     ptx::copy_async_wait<1>();
     Accumulator sums;
     sum_gates<Core, kGates>(sums, p, b, thread);
-    if (thread >= kGroupThreads - 4) {  // they have the chunk's last token
+    if (!kPlain && thread >= kGroupThreads - 4) {  // they have the chunk's last token
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const float2 all = make_float2(sums[4 * j + 2], sums[4 * j + 3]);
@@ -173,12 +173,12 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     ptx::copy_async_wait<0>();
     sync_group();
     const float2 total = load_shared_float2(b.totals + 8 * lane);
-    const bool one_anchor = __all_sync(0xffffffffu, total.x >= -kRange && total.y >= -kRange) != 0;
+    const bool one_anchor = kPlain || __all_sync(0xffffffffu, total.x >= -kRange && total.y >= -kRange) != 0;
     const auto kv_block = [&] { return (chunk * p.heads + b.head) * out.blocks + anew(kb); };
     if (leads() && thread < 32)
       *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = load_shared_float2(b.powers + 8 * lane);
     if (one_anchor) {
-      if (!plain) gate_operands<Core>(sums, b, out.scale, thread);
+      if constexpr (!kPlain) gate_operands<Core>(sums, b, out.scale, thread);
       Core::publish();
     } else {
       Aside so_far(s);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     }
     __syncwarp();
     const int mover = fresh_thread();
-    if (!plain) {
+    if constexpr (!kPlain) {
       store_tile_image(out.q + ((chunk * heads + b.query_head) * out.blocks + anew(kb)) * kTileBytes, b.q_tile, mover);
     }
     if (leads()) store_tile_image(out.k + kv_block() * kTileBytes, one_anchor ? b.g_tile : b.k_tile, mover);
@@ -240,14 +240,14 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
 
 // grid: most_chunks * H, heads fastest; a block has up to kPrepareGroups groups, which share its key tiles.
 constexpr int kPrepareGroups = 4;
-template <class Core, GatesAs kGates>
+template <class Core, GatesAs kGates, bool kPlain>
 __global__ void __launch_bounds__(kPrepareGroups* kGroupThreads, 1)
     forward_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared out) {
   if (ends_idle(p.sequences)) return;
   flashgla::cuda::wait_for_previous();
   if (out.blocks <= 2) flashgla::cuda::release_next_of_waves();  // of wider heads at the end: README.md
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) prepare_chunk<Core, kGates>(p, out, shared);
+  if constexpr (Core::available) prepare_chunk<Core, kGates, kPlain>(p, out, shared);
 }
 
 template <class Core>
@@ -266,7 +266,10 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
                            groups * kGroupThreads, groups * kPrepareBytes, static_cast<cudaStream_t>(context.stream()),
                            kNext<Core>, p, prepared);
   };
-  with_gates_as<Core>(p, [&](auto gates) { launch(forward_prepare_kernel<Core, decltype(gates)::value>); });
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+    if (prepared.plain) return launch(forward_prepare_kernel<Core, GatesAs::tokens, true>);
+  }
+  with_gates_as<Core>(p, [&](auto gates) { launch(forward_prepare_kernel<Core, decltype(gates)::value, false>); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
