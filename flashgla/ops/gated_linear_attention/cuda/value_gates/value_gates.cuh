@@ -73,41 +73,10 @@ __device__ __forceinline__ void put_rows(float* dump, const Accumulator& a, int 
   }
 }
 
-// The gates of a chunk as f32 rows of 64, natural logarithms, zeros outside: from a tile that this thread's loads have
-// filled, or from memory.
-__device__ __forceinline__ void put_gates(float* row, std::uint32_t raw, int thread) {
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    float g[8];
-    unpack_8(load_shared_16(raw + own_piece(thread, i)), g);
-    float4* to = reinterpret_cast<float4*>(row + i * kTile);
-    to[0] = make_float4(g[0], g[1], g[2], g[3]);
-    to[1] = make_float4(g[4], g[5], g[6], g[7]);
-  }
-}
-__device__ __forceinline__ void put_gates(float* row, const Rows& r, int thread) {
-  const int first = kRowsEach * (thread / 8), of = 8 * (thread % 8);
-  const auto* from = reinterpret_cast<const float*>(r.data + static_cast<std::int64_t>(first) * r.stride) + of;
-  const auto at = [&](int i) {
-    return reinterpret_cast<const float*>(reinterpret_cast<const char*>(from) + i * r.stride);
-  };
-#pragma unroll
-  for (int i = 0; i < kRowsEach; i += 2) {  // two rows' loads under way together
-    float4 g[2][2] = {};
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if (first + i + j < r.rows && of < r.channels) {
-        g[j][0] = reinterpret_cast<const float4*>(at(i + j))[0];
-        g[j][1] = reinterpret_cast<const float4*>(at(i + j))[1];
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float4* to = reinterpret_cast<float4*>(row + (i + j) * kTile);
-      to[0] = g[j][0];
-      to[1] = g[j][1];
-    }
-  }
+// A row of the gates of a chunk, f32 rows of 64.
+__device__ __forceinline__ void put_gates(float* row, const float (&g)[8]) {
+  reinterpret_cast<float4*>(row)[0] = make_float4(g[0], g[1], g[2], g[3]);
+  reinterpret_cast<float4*>(row)[1] = make_float4(g[4], g[5], g[6], g[7]);
 }
 
 // A steep tile, as a call: what dq and dk, 32 floats a thread, have from beyond the chunk gets its factors (dk's only
@@ -340,13 +309,26 @@ __device__ void make_side(const Params& p, const SplitGradients& work, char* sha
     __syncthreads();
 
     // The pairs inside the chunk.
+    // Its gates, natural logarithms, zeros outside.
     float* row = reinterpret_cast<float*>(gates) + kRowsEach * (thread / 8) * kTile + 8 * (thread % 8);
-    if (narrow_gates) {
-      put_gates(row, ptx::shared_address(shared + Layout::raw_gates), thread);
+    if (narrow_gates) {  // from a tile that this thread's loads have filled
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        float g[8];
+        unpack_8(load_shared_16(ptx::shared_address(shared + Layout::raw_gates) + own_piece(thread, i)), g);
+        put_gates(row + i * kTile, g);
+      }
     } else {
-      Rows rows = rows_of(p.g, 4, here(), kv_head, channel, p.key_dim);
-      if (!gated) rows.rows = 0;
-      put_gates(row, rows, thread);
+      Place<float> from(p.g, here(), kv_head, channel, p.key_dim);
+      if (!gated) from.rows = 0;
+      Loaded<float> loaded;
+      cuda::load(loaded, from, thread);
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        float g[8];
+        elements_of(g, loaded, i);
+        put_gates(row + i * kTile, g);
+      }
     }
     Core::publish();
     __syncthreads();
