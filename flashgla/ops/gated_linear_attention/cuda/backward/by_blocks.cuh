@@ -101,6 +101,28 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (
     TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
   }
 }
+// The same, a from its tile, in a loop: of code that is in no cache there is less to wait for.
+template <bool kQueries>
+__device__ __forceinline__ void add_blocks_of_tile(Accumulator& d, std::uint32_t a_tile, std::uint32_t other_tile,
+                                                   std::uint32_t room, bool near, int thread) {
+  constexpr int kStep = kQueries ? 1 : -1;
+  const int warp = thread / 32;
+  const auto add = [&](int t) {
+    std::uint32_t a[4];
+    TensorCore80::load_a<kQueries ? Stored::k_inner : Stored::k_outer>(a, a_tile, t, thread);
+    TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
+  };
+  int t = kQueries ? 0 : kBlocks - 1;
+  std::uint32_t factors = block_factor(room, warp, t) + 8 * (thread % 4);
+#pragma unroll 1
+  for (; t != warp; t += kStep, factors += static_cast<std::uint32_t>(256 * kStep)) {
+    scale_columns_at(d, factors);
+    add(t);
+  }
+  scale_columns_at(d, factors);
+  scale_columns_at(d, factors);
+  if (near) add(t);
+}
 // 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
 // k-step's beside each other: where local memory would go to the L2.
 template <int kThreads>
@@ -187,6 +209,7 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& 
                                                   const std::uint32_t (&block)[4], Queries queries, Keys keys,
                                                   const Accumulator& sums, float scale, int thread,
                                                   Local<float, 8>* scores = nullptr) {
+  constexpr int kDiagonals = kQueries && kKeys ? 1 : 4;
   const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
   std::uint32_t both[4];  // pairs of the block, mirrored
   both[0] = block[0] | ptx::transpose_matrix(block[0]);
@@ -242,7 +265,7 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& 
   const int again = fresh_shuffled() % 32, own = again / 4, first = 2 * (again % 4);
   const std::uint32_t mask = (own == first ? 0xffffu : 0u) | (own == first + 1 ? 0xffff0000u : 0u);
   const std::uint32_t diagonal[4] = {both[0] & mask, 0, 0, both[3] & mask};
-#pragma unroll
+#pragma unroll kDiagonals
   for (int k16 = 0; k16 < 4; ++k16) {
     const auto add = [&](Floats& d, auto operand, float factor) {
       std::uint32_t x[4];
@@ -274,13 +297,6 @@ __device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of
     for (int i = 0; i < 4; ++i) x[i] = from[4 * k16 + i];
   };
 }
-// Of operands' registers those of the warp's own block.
-__device__ __forceinline__ void own_block(std::uint32_t (&own)[4], const std::uint32_t (&pairs)[16], int warp) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    if (i / 4 == warp) own[i % 4] = pairs[i];
-  }
-}
 
 // By a group of 128 threads that has both: dq and dk from beyond the chunk get their factors and the pairs inside come
 // to them; e: scale q dq - k dk. q, k: as loaded, lost; a: [query][key], zero above the diagonal; x_tile: room for a
@@ -296,24 +312,23 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   Local<float, 32> other;  // registers are for the sums
   other.put(dk);
   Local<std::uint32_t, 16> q, k;
-  std::uint32_t pairs[16], own[4];
+  std::uint32_t loaded[16];
   Accumulator sums;
   sum_gates(sums, thread);
   __syncwarp();
   const bool near = is_near(sums, lane);
   publish_block(x_tile, sums, near, thread);
   __syncwarp();
-  load_operand<Stored::k_inner>(pairs, q_tile, thread);
-  q.put(pairs);
-  put_gated<Core, true>(q_tile, pairs, sums, x_tile, near, scale, thread);
-  load_operand<Stored::k_inner>(pairs, k_tile, thread);
-  k.put(pairs);
-  put_gated<Core, false>(k_tile, pairs, sums, x_tile, near, scale, thread);
+  load_operand<Stored::k_inner>(loaded, q_tile, thread);
+  q.put(loaded);
+  put_gated<Core, true>(q_tile, loaded, sums, x_tile, near, scale, thread);
+  load_operand<Stored::k_inner>(loaded, k_tile, thread);
+  k.put(loaded);
+  put_gated<Core, false>(k_tile, loaded, sums, x_tile, near, scale, thread);
   sync_fresh_group();
   put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
   __syncwarp();
-  load_operand<Stored::k_inner>(pairs, a_tile, thread);
-  add_blocks<true>(dq, pairs, k_tile, x_tile, near, thread);
+  add_blocks_of_tile<true>(dq, a_tile, k_tile, x_tile, near, thread);
   finish_rows<true, false>(dq, e, 1.0f, operand_of(q.x), sums, x_tile, near, scale, thread);
   __syncwarp();
   float2 to_end;
@@ -327,11 +342,11 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   other.put(dq);
   visit_keys(dk, to_end);
   __syncwarp();
-  load_operand<Stored::k_outer>(pairs, a_tile, thread);
-  add_blocks<false>(dk, pairs, q_tile, x_tile, near, thread);
+  add_blocks_of_tile<false>(dk, a_tile, q_tile, x_tile, near, thread);
   finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
   if (!near) {
-    own_block(own, pairs, warp);
+    std::uint32_t own[4];
+    TensorCore80::load_a<Stored::k_outer>(own, a_tile, warp, fresh_thread());
     Local<float, 32> aside;
     aside.put(dk);
     add_halves<true, true>(other.x, aside.x, e, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,

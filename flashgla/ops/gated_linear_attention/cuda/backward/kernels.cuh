@@ -9,14 +9,14 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class Core, GateTile kGate, bool kGrouped, bool kApart>
+template <class Core, GateTile kGate, bool kGrouped>
 __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
   if (ends_idle(p.sequences)) return;
   if (!PairShared<Core>::in_bulk || p.sequences.cu_seqlens != nullptr) flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped, kApart>(p, w, d, maps, items, shared);
+  if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
 }
 
 template <class Core, KeyGates kGates>
@@ -63,12 +63,7 @@ void BackwardLaunch<Core, kGate>::dq_dk_dg(const Params& p, const BackwardWorksp
   const auto items = static_cast<unsigned>(most_pairs(p.sequences) * p.heads * tiles_of(p.key_dim)),
              places = static_cast<unsigned>(multiprocessors);
   const dim3 grid(Layout::in_bulk && places < items ? places : items);
-  // A short call fetches its code from memory.
-  constexpr bool kHasShort = Layout::in_bulk && kGate != GateTile::none;
-  const bool is_short = kHasShort && items <= 4 * places;
-  const auto kernel = p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true, false>
-                      : is_short  ? make_dq_dk_dg_kernel<Core, kGate, false, kHasShort>
-                                  : make_dq_dk_dg_kernel<Core, kGate, false, false>;
+  const auto kernel = p.group > 1 ? make_dq_dk_dg_kernel<Core, kGate, true> : make_dq_dk_dg_kernel<Core, kGate, false>;
   flashgla::cuda::launch("gated_linear_attention dq, dk, dg", kernel, grid, Layout::threads, Layout::total, stream,
                          kNext<Core>, p, w, d, maps, items);
 }

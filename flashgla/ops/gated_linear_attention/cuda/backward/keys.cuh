@@ -413,14 +413,15 @@ struct PairEnd {
 };
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
-// `items` of them. kGrouped: several query heads a key-value head. kApart: the way of steep tiles lies behind the loop,
-// and goes back to its end, since code that is jumped over is waited for where it is in no cache; else it is in the
-// loop, which tiles that are steep have less to wait for.
-template <class Core, GateTile kGate, bool kGrouped, bool kApart>
+// `items` of them. kGrouped: several query heads a key-value head.
+template <class Core, GateTile kGate, bool kGrouped>
 __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
                                               const RowMaps& maps, unsigned items, char* shared) {
   using Layout = PairShared<Core>;
   constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
+  // The way of steep tiles lies behind the loop, and goes back to its end, since code that is jumped over is waited for
+  // where it is in no cache. Not with several query heads, for which registers are too few.
+  constexpr bool kApart = kBulk && kGated && !kGrouped;
   using View = PairView<Core, kGate>;
   const View view{p, w, d, maps, items, shared, ptx::shared_address(shared), own_group() == 1};
   const std::uint32_t base = view.base;
