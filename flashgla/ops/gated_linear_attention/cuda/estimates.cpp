@@ -75,12 +75,12 @@ double preparation_microseconds(const Params& p) {
 // Of the recurrence of a call: uncut (chunks 0) or in segments of so many chunks, with all that the cut adds to it.
 class RecurrenceTime {
  public:
-  RecurrenceTime(const Params& p, std::int64_t out_heads, int multiprocessors) : s_(p.sequences) {
+  RecurrenceTime(const Params& p, Direction direction, int multiprocessors) : s_(p.sequences) {
     const int blocks = tiles_of(p.key_dim), values = tiles_of(p.value_dim), KB = blocks_of_launch(blocks);
-    each_ = out_heads * in_parts(values, 2);
+    each_ = p.heads * (direction == Direction::forward ? p.group : 1) * in_parts(values, 2);
     slots_ = std::int64_t{multiprocessors} * recurrence_blocks(KB, values > 1 ? 2 : 1);
     step_ = recurrence_launches(blocks) * (0.4 + 0.45 * KB);
-    cut_ = blocks == 2 && !differ(s_) ? 7.0 : 4.0;
+    cut_ = blocks == 2 && !differ(s_) && (direction == Direction::forward || values != 2) ? 7.0 : 4.0;
     ends_ = times(s_.most_chunks * p.heads, chunk_bytes((blocks + values) * kTile)) / kEndsRate;
     state_ = times(p.heads * blocks * values, kTile * kTile * 4) * 4 / kStatesRate;
     all_ = s_.chunks_each();
@@ -145,7 +145,7 @@ double two_passes_microseconds(const Params& p, std::int64_t chunks, int multipr
   const double bytes = times(p.sequences.most_chunks * query_heads,
                              chunk_bytes((2 * key_blocks + 1) * kTile) + chunk_bytes(2 * p.value_dim));
   return (key_blocks > 1 ? 10.4 : 9.3) + preparation_microseconds(p) +
-         beside(RecurrenceTime(p, query_heads, multiprocessors).microseconds(chunks), bytes / kRate);
+         beside(RecurrenceTime(p, Direction::forward, multiprocessors).microseconds(chunks), bytes / kRate);
 }
 
 double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int multiprocessors) {
@@ -153,7 +153,7 @@ double backward_by_chunks_microseconds(const Params& p, std::int64_t chunks, int
   constexpr ByGate kPair{.none = 5.0, .constant = 8.5, .scalar = 7.0, .key = 7.7};  // of chunks, of dq dk dg
   const std::int64_t pairs = in_parts(p.sequences.most_chunks, 2) * p.heads;
   return kBegin.of(p.gate) + preparation_microseconds(p) +
-         RecurrenceTime(p, p.heads, multiprocessors).microseconds(chunks) +
+         RecurrenceTime(p, Direction::backward, multiprocessors).microseconds(chunks) +
          times(in_parts(pairs, multiprocessors), kPair.of(p.gate));
 }
 
@@ -177,10 +177,10 @@ Params with_one_long(const Params& p) {
   return q;
 }
 
-TimeCut cut_time(const Params& p, std::int64_t out_heads, int multiprocessors) {
+TimeCut cut_time(const Params& p, Direction direction, int multiprocessors) {
   const bool unknown = longest_is_unknown(p);
   const Params alike = unknown ? with_all_alike(p) : p, one_long = unknown ? with_one_long(p) : p;
-  const RecurrenceTime if_alike(alike, out_heads, multiprocessors), if_long(one_long, out_heads, multiprocessors);
+  const RecurrenceTime if_alike(alike, direction, multiprocessors), if_long(one_long, direction, multiprocessors);
   struct Cut {
     std::int64_t chunks;
     double alike, one_long;
@@ -228,7 +228,7 @@ double wide_pass_microseconds(const Params& p, int multiprocessors) {
 }
 
 double two_passes_microseconds(const Params& p, int multiprocessors) {
-  return two_passes_microseconds(p, cut_time(p, p.heads * p.group, multiprocessors).chunks, multiprocessors);
+  return two_passes_microseconds(p, cut_time(p, Direction::forward, multiprocessors).chunks, multiprocessors);
 }
 
 double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
@@ -244,7 +244,7 @@ double one_kernel_backward_microseconds(const Params& p, int multiprocessors) {
 }
 
 double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
-  return backward_by_chunks_microseconds(p, cut_time(p, p.heads, multiprocessors).chunks, multiprocessors);
+  return backward_by_chunks_microseconds(p, cut_time(p, Direction::backward, multiprocessors).chunks, multiprocessors);
 }
 
 ForwardForm fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
@@ -300,13 +300,13 @@ std::int64_t most_chunks_of_one_kernel(const Params& p, const TimeCut& cut, int 
       p, in_one, [&](const Params& q) { return backward_by_chunks_microseconds(q, cut.chunks, multiprocessors); });
 }
 
-std::int64_t most_chunks_uncut(const Params& p, std::int64_t out_heads, const TimeCut& cut, int multiprocessors) {
+std::int64_t most_chunks_uncut(const Params& p, Direction direction, const TimeCut& cut, int multiprocessors) {
   const auto in_time = [&](const Params& q, std::int64_t chunks) {
-    return RecurrenceTime(q, out_heads, multiprocessors).microseconds(chunks) * (chunks == 0 ? kUncut : 1.0);
+    return RecurrenceTime(q, direction, multiprocessors).microseconds(chunks) * (chunks == 0 ? kUncut : 1.0);
   };
   const Params alike = with_all_alike(p);
-  const TimeCut for_both = cut_time(p, out_heads, multiprocessors);
-  if (cut_time(alike, out_heads, multiprocessors).segments > 1 || for_both.segments == 1 ||
+  const TimeCut for_both = cut_time(p, direction, multiprocessors);
+  if (cut_time(alike, direction, multiprocessors).segments > 1 || for_both.segments == 1 ||
       in_time(alike, for_both.chunks) < in_time(alike, 0) + kIdleLaunches) {
     return p.sequences.chunks_each();
   }

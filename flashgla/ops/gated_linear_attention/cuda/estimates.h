@@ -27,15 +27,18 @@ struct TimeCut {
   int chunks = 0;  // of a segment; 0: uncut
 };
 
+// Which recurrence: the forward's, whose output has all query heads, or the backward's, of key-value heads.
+enum class Direction : std::uint8_t { forward, backward };
+
 // Whether of several packed sequences the longest is not known; what they may be then, told by the longest: all as long
 // as each other, one with all tokens but one of each other's.
 bool longest_is_unknown(const Params& params);
 Params with_all_alike(const Params& params);
 Params with_one_long(const Params& params);
 
-// The fastest for a recurrence whose output has so many heads. Where the longest sequence is not known, the one that is
+// The fastest. Where the longest sequence is not known, the one that is
 // fewest times slower than the fastest for lengths of either kind.
-TimeCut cut_time(const Params& params, std::int64_t out_heads, int multiprocessors);
+TimeCut cut_time(const Params& params, Direction direction, int multiprocessors);
 
 // Of a forward that keeps no states; for one that does the same form is taken to be the fastest.
 double one_pass_microseconds(const Params& params, int multiprocessors);
@@ -57,7 +60,7 @@ std::int64_t most_chunks_of_form(const Params& params, ForwardForm form, const T
 std::int64_t most_chunks_of_one_kernel(const Params& params, const TimeCut& cut, int multiprocessors);
 
 // The same of two passes whose time is not cut, where that is the fastest if all sequences are alike, by more than
-// launches that find no tokens take: else all chunks of the call. out_heads: as cut_time.
-std::int64_t most_chunks_uncut(const Params& params, std::int64_t out_heads, const TimeCut& cut, int multiprocessors);
+// launches that find no tokens take: else all chunks of the call.
+std::int64_t most_chunks_uncut(const Params& params, Direction direction, const TimeCut& cut, int multiprocessors);
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

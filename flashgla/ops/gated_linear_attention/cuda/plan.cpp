@@ -219,10 +219,10 @@ void plan_bf16_forward(Plan& plan, const Layout& l, const Params& sizes, int mul
   const ForwardForm form = fastest_form(unknown ? with_all_alike(sizes) : sizes, narrow, wide, multiprocessors);
   const bool two_passes = form == ForwardForm::two_passes;
   plan.forward = form;
-  if (two_passes) plan.forward_cut = cut_time(sizes, p.query_heads, multiprocessors);
+  if (two_passes) plan.forward_cut = cut_time(sizes, Direction::forward, multiprocessors);
   if (!unknown) return;
-  const TimeCut cut = cut_time(with_one_long(sizes), p.query_heads, multiprocessors);
-  cut_above(two_passes ? most_chunks_uncut(sizes, p.query_heads, cut, multiprocessors)
+  const TimeCut cut = cut_time(with_one_long(sizes), Direction::forward, multiprocessors);
+  cut_above(two_passes ? most_chunks_uncut(sizes, Direction::forward, cut, multiprocessors)
                        : most_chunks_of_form(sizes, form, cut, multiprocessors),
             cut, sizes, plan.forward_up_to, plan.forward_cut);
 }
@@ -260,11 +260,11 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
   plan.backward = one_kernel ? one_kernel_of(p) : BackwardForm::chunks;
-  if (!one_kernel) plan.backward_cut = cut_time(sizes, p.heads, multiprocessors);
+  if (!one_kernel) plan.backward_cut = cut_time(sizes, Direction::backward, multiprocessors);
   if (unknown) {
-    const TimeCut cut = cut_time(with_one_long(sizes), p.heads, multiprocessors);
+    const TimeCut cut = cut_time(with_one_long(sizes), Direction::backward, multiprocessors);
     cut_above(one_kernel ? most_chunks_of_one_kernel(sizes, cut, multiprocessors)
-                         : most_chunks_uncut(sizes, p.heads, cut, multiprocessors),
+                         : most_chunks_uncut(sizes, Direction::backward, cut, multiprocessors),
               cut, sizes, plan.backward_up_to, plan.backward_cut);
   }
   if (faster && !one_kernel) read_states_by_chunks(plan);

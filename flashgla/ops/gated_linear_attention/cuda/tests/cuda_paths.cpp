@@ -140,8 +140,7 @@ std::vector<Case> path_cases() {
       many_grouped.key_dim = 96;
       many_grouped.value_dim = 128;
       add("many_grouped_" + name, many_grouped);
-      if (kind ==
-          GateKind::key) {  // gates in f32: chunks, one wide pass of two blocks together and of one, a wide head
+      if (kind == GateKind::key) {  // gates in f32: chunks, one wide pass by blocks of each kind, a wide head
         const auto add_in_f32 = [&](const std::string& what, Case c, std::int64_t K, std::int64_t V) {
           c.gate_dtype = DType::f32;
           c.key_dim = K;
@@ -156,6 +155,7 @@ std::vector<Case> path_cases() {
         brief.length = 126;
         add_in_f32("brief", brief, 128, 384);
         add_in_f32("pairs_packed", pairs_packed, 96, 256);
+        add_in_f32("many_packed", many_packed, 48, 192);
       }
       Case segments = narrow;
       segments.batch = segments.query_heads = segments.heads = 1;
@@ -170,6 +170,12 @@ std::vector<Case> path_cases() {
         wide_segments.value_dim = V;
         add("segments_" + std::to_string(K) + "_" + std::to_string(V) + "_" + name, wide_segments);
       }
+      // The backward's time is cut, the forward's is not.
+      Case segments_behind = segments;
+      segments_behind.query_heads = segments_behind.heads = 4;
+      segments_behind.length = 630;
+      segments_behind.key_dim = 96;
+      add("segments_behind_" + name, segments_behind);
       Case segments_packed = segments;
       segments_packed.lengths = {0, 700, 5, 1200, 64, 1100};
       segments_packed.key_dim = 256;

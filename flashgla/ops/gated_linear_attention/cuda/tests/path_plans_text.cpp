@@ -313,6 +313,11 @@ plain two_passes in 25; plain chunks in 25, states found; scores every 2
 two_passes in 25; chunks in 25; prepared every 2
 two_passes in 25; chunks in 25, states found; prepared every 2
   segments_long_none_trained
+plain two_passes; plain chunks in 5; scores every 2
+plain two_passes; plain chunks in 5, states found; scores every 2
+two_passes; chunks in 5; prepared every 2
+two_passes; chunks in 5, states found; prepared every 2
+  segments_behind_none_trained
 plain two_passes; plain chunks; scores every 2
 one_wide_pass; plain chunks, states found; scores every 2
 two_passes; chunks; prepared every 2
@@ -472,6 +477,12 @@ two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 
 two_passes or two_passes in 10 above 12 chunks; chunks or chunks in 10 above 12 chunks, states found; prepared every 2
   two_passes_packed_alike_key_trained two_passes_packed_alike_none_trained two_passes_packed_long_key_trained
   two_passes_packed_long_none_trained
+two_passes; chunks in 5; prepared every 2
+two_passes; chunks in 5, states found; prepared every 2
+two_passes; chunks in 5; prepared every 2
+two_passes; chunks in 5, states found; prepared every 2
+  segments_behind_constant_extreme segments_behind_constant_trained segments_behind_key_extreme
+  segments_behind_key_trained segments_behind_scalar_extreme segments_behind_scalar_trained
 two_passes; chunks; prepared every 2
 one_wide_pass or two_passes in 7 above 6 chunks; chunks, states found; prepared every 2
 gates: two_passes; gates: chunks; prepared every 2
@@ -500,8 +511,9 @@ two_passes; chunks, states found; prepared every 2
   many_72_64_constant_trained many_72_64_key_extreme many_72_64_key_trained many_72_64_scalar_extreme
   many_72_64_scalar_trained many_grouped_constant_extreme many_grouped_constant_trained many_grouped_key_extreme
   many_grouped_key_trained many_grouped_scalar_extreme many_grouped_scalar_trained many_packed_constant_extreme
-  many_packed_constant_trained many_packed_key_extreme many_packed_key_trained many_packed_none_trained
-  many_packed_scalar_extreme many_packed_scalar_trained pairs_packed_constant_extreme pairs_packed_constant_trained
+  many_packed_constant_trained many_packed_f32_gates_48_192_key_extreme many_packed_f32_gates_48_192_key_trained
+  many_packed_key_extreme many_packed_key_trained many_packed_none_trained many_packed_scalar_extreme
+  many_packed_scalar_trained pairs_packed_constant_extreme pairs_packed_constant_trained
   pairs_packed_f32_gates_96_256_key_extreme pairs_packed_f32_gates_96_256_key_trained pairs_packed_key_extreme
   pairs_packed_key_trained pairs_packed_none_trained pairs_packed_scalar_extreme pairs_packed_scalar_trained
   wide_128_256_key_extreme wide_128_256_key_trained wide_96_200_key_extreme wide_96_200_key_trained
