@@ -344,8 +344,10 @@ TEST(Cuda, Float32MathIsHonoured) {
 // then: in the one pass of wide heads, without gates over keys, in one call of some thousands.
 TEST(Cuda, ThousandsOfCallsAgree) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
-  for (const GateKind kind : {GateKind::none, GateKind::constant, GateKind::key}) {
-    SCOPED_TRACE(name_of(kind));
+  using enum GateKind;
+  for (const auto& [kind, gate_dtype] : {std::pair(none, DType::bf16), std::pair(constant, DType::bf16),
+                                         std::pair(key, DType::bf16), std::pair(key, DType::f32)}) {
+    SCOPED_TRACE(std::string(name_of(kind)) + " " + name_of(gate_dtype));
     const CaseData host = make_data({.batch = 16,
                                      .length = 2048,
                                      .query_heads = 4,
@@ -354,7 +356,7 @@ TEST(Cuda, ThousandsOfCallsAgree) {
                                      .value_dim = 256,
                                      .gate = kind,
                                      .dtype = DType::bf16,
-                                     .gate_dtype = DType::bf16,
+                                     .gate_dtype = gate_dtype,
                                      .states = false});
     const CaseData data = on_device(host, kCuda);
     for_each_implementation(describe(data.in, data.options), [&](Device device, const Implementation& row) {
