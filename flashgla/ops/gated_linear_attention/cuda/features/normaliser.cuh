@@ -114,11 +114,12 @@ __device__ __forceinline__ float2 sum_of_parts(WarpSums& sums, const Part& part,
 // Calls work(first, batch) for a part's rows by eight, which load(first, batch) reads.
 template <class Batch, class Load, class Work>
 __device__ __forceinline__ void for_batches(const Part& part, const Load& load, const Work& work) {
+  Batch batch;
+  load(0, batch);
 #pragma unroll 1
   for (int first = 0; first < part.rows; first += kRows) {
-    Batch batch;
-    load(first, batch);
     work(first, batch);
+    if (first + kRows < part.rows) load(first + kRows, batch);
   }
 }
 
