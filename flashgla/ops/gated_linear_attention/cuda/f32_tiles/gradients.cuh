@@ -114,18 +114,12 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
 // Tiles of floats and sums in shared memory.
 template <class Layout>
 struct GradientTiles {
-  float *dq, *dk, *terms, *sums, *totals, *inner, *suffix, *beyond, *decay, *row_sums;
-  __device__ __forceinline__ explicit GradientTiles(char* shared)
-      : dq(reinterpret_cast<float*>(shared + Layout::dq)),
-        dk(reinterpret_cast<float*>(shared + Layout::dk)),
-        terms(reinterpret_cast<float*>(shared + Layout::terms)),
-        sums(reinterpret_cast<float*>(shared + Layout::sums)),
-        totals(reinterpret_cast<float*>(shared + Layout::parts)),
-        inner(totals + 4 * kTile),
-        suffix(inner + 4 * kTile),
-        beyond(suffix + 4 * kTile),
-        decay(beyond + kTile),
-        row_sums(decay + kTile) {}
+  char* shared;
+  float *dq = floats(Layout::dq), *dk = floats(Layout::dk), *terms = floats(Layout::terms),
+        *sums = floats(Layout::sums);
+  float *totals = floats(Layout::parts), *inner = totals + 4 * kTile, *suffix = inner + 4 * kTile;
+  float *beyond = suffix + 4 * kTile, *decay = beyond + kTile, *row_sums = decay + kTile;
+  __device__ __forceinline__ float* floats(int at) const { return reinterpret_cast<float*>(shared + at); }
 };
 
 // dg of a chunk's tokens from the terms, where it is wanted. term_sum: of the warp's rows, channels 2 lane and the
@@ -221,7 +215,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   }
   const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
                       a = base + Layout::a;
-  const GradientTiles<Layout> tiles(shared);
+  const GradientTiles<Layout> tiles{shared};
   float *dq_tile = tiles.dq, *dk_tile = tiles.dk, *terms = tiles.terms, *sums = tiles.sums, *totals = tiles.totals,
         *inner = tiles.inner, *beyond = tiles.beyond, *decay = tiles.decay, *row_sums = tiles.row_sums,
         *other_decay = row_sums;
@@ -469,7 +463,11 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 
   if (constant) {
     if (work.gate_parts == nullptr) return;
-    return put_chunk_part(flashgla::cuda::block_sum(crossing, row_sums));
+    const float part = flashgla::cuda::warp_sum(crossing);
+    if (lane == 0) row_sums[warp] = part;
+    __syncthreads();
+    put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
+    return;
   }
   put_gate_gradient<Kernel, kSide>(p, work, tiles, c, kv_head, key_tile, term_sum, steep);
 }
