@@ -25,7 +25,7 @@ struct Inputs {
 
 struct InputGradients {
   TensorView dx;       // overwritten
-  TensorView dfilter;  // overwritten; of long bf16 sequences with bf16's error on some devices (README.md)
+  TensorView dfilter;  // overwritten; of bf16 x with bf16's error where f16 transforms make it (README.md), else f32's
   TensorView dskip;    // accumulated
 };
 

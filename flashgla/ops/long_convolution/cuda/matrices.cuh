@@ -104,6 +104,12 @@ __device__ __forceinline__ void set_matrix(std::uint32_t& low, std::uint32_t& hi
       : "=r"(low), "=r"(high)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
+__device__ __forceinline__ void add_matrix(std::uint32_t (&d)[2], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                           std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%0,%1};"
+      : "+r"(d[0]), "+r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 // ---- what lanes keep of the constants; `row` and `pair` of a lane are its place in a matrix ----
 

@@ -27,11 +27,6 @@ __device__ __forceinline__ void send(std::uint32_t there, std::uint32_t word, st
 #endif
 }
 
-// Tokens of bf16 to f16.
-__device__ __forceinline__ float2 of_bf16(std::uint32_t word) {
-  return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-}
-
 // Makes the block's filters' spectra, of which a thread keeps its own eight pieces `to`, 32 apart: the skip in the
 // first row, each span's with what the one before it reaches over. Gives what takes numbers of channel row() back. All
 // of the block must come here.
@@ -282,7 +277,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
           float2 value[kTensors];
 #pragma unroll
           for (int tensor = 0; tensor < kTensors; ++tensor) {
-            value[tensor] = of_bf16(raw[tensor][s][i]);
+            value[tensor] = ptx::unpack_bf16(raw[tensor][s][i]);
             const float by = scales[tensor].to;
             raw[tensor][s][i] = ptx::pack_f16(value[tensor].x * by, value[tensor].y * by);
           }

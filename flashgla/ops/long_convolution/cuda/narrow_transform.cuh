@@ -28,14 +28,6 @@ constexpr int kNarrowBarrierAt = kNarrowRoomAt + 4 * kNarrowChannels * kNarrowWa
 constexpr int kNarrowBytes = kNarrowBarrierAt + 32;
 static_assert(kNarrowBytes <= 227 << 10);
 
-// d += a b, or a b alone, with sums that leave as pairs of f16: of rows, and of rows eight on.
-__device__ __forceinline__ void add_matrix(std::uint32_t (&d)[2], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                           std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1}, {%2,%3,%4,%5}, {%6,%7}, {%0,%1};"
-      : "+r"(d[0]), "+r"(d[1])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Four matrices of 8 x 8 in f16 to shared memory: lane 8 i + j has the address of row j, or column, of number i.
 __device__ __forceinline__ void store_matrices(std::uint32_t shared, std::uint32_t r0, std::uint32_t r1,
                                                std::uint32_t r2, std::uint32_t r3) {

@@ -45,8 +45,7 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 }
 
 // A sequence's tokens of kAcross channels in shared memory: [kPoints,kAcross], with kTurned such that those that are 16
-// apart are neighbours. The same thread takes the same elements whichever way they go, all of its
-// own at once.
+// apart are neighbours. The same thread takes the same elements whichever way they go, all of its own at once.
 template <class T, int kAcross, bool kTurned = false>
 struct Staged {
   static constexpr int kElements = kPoints * kAcross;

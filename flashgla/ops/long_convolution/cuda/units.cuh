@@ -496,11 +496,15 @@ class UnitTask {
     }
     return all;
   }
+  // Eight channels of a row of one tensor, zeros behind its end.
+  __device__ __forceinline__ uint4 whole_piece(const Lines<__nv_bfloat16>& lines, int more) const {
+    if (token_ + more >= whole_.call.length || own_channel_ >= whole_.call.channels) return {};
+    return __ldcs(reinterpret_cast<const uint4*>(lines.at(line_, token_ + more, own_channel_)));
+  }
   __device__ __forceinline__ uint4 token_row(int more) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      if (token_ + more >= call.length || own_channel_ >= call.channels) return {};
-      return __ldcs(reinterpret_cast<const uint4*>(call.x.at(line_, token_ + more, own_channel_)));
+      return whole_piece(call.x, more);
     } else {
       const Place place = call.place_of(line_);
       return gathered([&](int d) { return call.token(place, token_ + more, d); });
@@ -510,8 +514,7 @@ class UnitTask {
   __device__ __forceinline__ uint4 gradient_row(int more) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      if (token_ + more >= call.length || own_channel_ >= call.channels) return {};
-      return __ldcs(reinterpret_cast<const uint4*>(whole_.dy.at(line_, token_ + more, own_channel_)));
+      return whole_piece(whole_.dy, more);
     } else {
       const Place place = call.place_of(line_);
       const std::int64_t t = token_ + more - place.past;

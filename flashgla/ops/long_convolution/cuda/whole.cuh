@@ -318,6 +318,17 @@ struct Items {
         last((static_cast<int>(whole.call.channels) - 1) / WholeShape<R>::kTogether + 1) {}
 };
 
+// What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
+template <int R>
+__device__ __forceinline__ WholeWarp<R> begin_whole() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
+  flashgla::cuda::wait_for_previous();
+  flashgla::cuda::release_next();
+  __syncthreads();
+  return WholeWarp<R>(memory);
+}
+
 // What takes results back. A filter's numbers are 2^8 / its scale times it, their spectrum 2^-12 of theirs, and what
 // comes back 2^12 times as much.
 __device__ __forceinline__ float back_scale(float tokens, float filter) { return tokens * filter * (1.0f / 256.0f); }
@@ -327,12 +338,7 @@ template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(128) unsigned char memory[];
-  WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
-  __syncthreads();
-  const WholeWarp<R> warp(memory);
+  const WholeWarp<R> warp = begin_whole<R>();
   const Items<R> items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.first(whole.filter, items.first);
@@ -399,12 +405,7 @@ template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(128) unsigned char memory[];
-  WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
-  __syncthreads();
-  const WholeWarp<R> warp(memory);
+  const WholeWarp<R> warp = begin_whole<R>();
   const Items<R> items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.first(whole.gradients, items.first);
@@ -444,12 +445,7 @@ template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(128) unsigned char memory[];
-  WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
-  __syncthreads();
-  const WholeWarp<R> warp(memory);
+  const WholeWarp<R> warp = begin_whole<R>();
   const Items<R> items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;
