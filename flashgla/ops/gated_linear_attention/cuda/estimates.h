@@ -36,8 +36,8 @@ bool longest_is_unknown(const Params& params);
 Params with_all_alike(const Params& params);
 Params with_one_long(const Params& params);
 
-// The fastest. Where the longest sequence is not known, the one that is fewest times slower than the fastest for lengths
-// of either kind.
+// The fastest. Where the longest sequence is not known, the one that is fewest times slower than the fastest for
+// lengths of either kind.
 TimeCut cut_time(const Params& params, Direction direction, int multiprocessors);
 
 // Of a forward that keeps no states; for one that does the same form is taken to be the fastest.
