@@ -7,10 +7,16 @@ namespace flashgla::ops::long_convolution {
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   const bool gpu = options.device.kind == Device::Kind::cuda;
-  const std::vector<Form> forms =
-      gpu ? std::vector<Form>{{8, 2048, 1024}, {1, 32768, 1024}} : std::vector<Form>{{1, 2048, 256}};
-  for (const Form& form : forms) {
-    const Form small = form.length > 2048 ? Form{1, 2500, 6} : Form{2, 608, 48};  // by the same kernels
+  struct Row {
+    Form form, small;  // the latter by the same kernels, with a reference
+  };
+  const std::vector<Row> rows = gpu ? std::vector<Row>{{{8, 2048, 1024}, {2, 608, 48}},
+                                                       {{8, 4096, 1024}, {3, 2512, 16}},
+                                                       {{4, 8192, 1024}, {2, 4200, 8}},
+                                                       {{2, 16384, 1024}, {2, 8300, 2}},
+                                                       {{1, 32768, 1024}, {1, 16400, 1}}}
+                                    : std::vector<Row>{{{1, 2048, 256}, {2, 608, 48}}};
+  for (const auto& [form, small] : rows) {
     for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
       const std::string problem = name_of_form("B T D", form) + " " + name_of(dtypes.activation);
       benches.push_back(
