@@ -135,8 +135,8 @@ struct alignas(16) ColumnSteps {
   }
 };
 struct alignas(16) ColumnTurns {
-  Words between[4][2];         // [s1 of a quad]
-  std::uint32_t second[4][4];  // back a left side; forward two right sides
+  Words between[4][2];  // [s1 of a quad]
+  Words second[4];      // cosine and sine
 
   template <int R, bool kBack>
   static __device__ ColumnTurns of(int row, int pair, int p) {
@@ -157,12 +157,7 @@ struct alignas(16) ColumnTurns {
         return make_float2(scale * turn.x, scale * turn.y);
       };
       const float2 a = point(0), b = point(1);
-      const std::uint32_t cosine = pack({a.x, b.x}), sine = pack({a.y, b.y});
-      std::uint32_t(&second)[4] = result.second[i];
-      second[0] = cosine;
-      second[1] = sine;
-      second[2] = negative(sine);
-      second[3] = cosine;
+      result.second[i] = {pack({a.x, b.x}), pack({a.y, b.y})};
     }
     return result;
   }
@@ -210,6 +205,16 @@ struct alignas(16) TileTurns {
     }
     return result;
   }
+  // Those of a tile, with e^(-2 pi i s2 (k1 + 16 k2 - 1/4) / kPoints) for a lane's s2 or pairs of them.
+  __device__ __forceinline__ TileTurns of_tile(Words low, Words high) const {
+    TileTurns result = *this;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      result.by[0][r].turn<false>(low);
+      result.by[1][r].turn<false>(high);
+    }
+    return result;
+  }
 };
 
 // A warp's lanes' constants in shared memory.
@@ -234,41 +239,49 @@ __device__ __forceinline__ S get(const unsigned char* at, int lane) {
 
 // ---- columns ----
 
-// Of a quad's tokens, [half][s1][t1 half] pairs of t1, times `scale` each half: a lane's four points' chunks.
+// Pairs of f16 times others.
+__device__ __forceinline__ uint4 times(uint4 words, __half2 by) {
+  const auto one = [&](std::uint32_t word) { return as_word(__hmul2(as_pair(word), by)); };
+  return {one(words.x), one(words.y), one(words.z), one(words.w)};
+}
+
+// Of a quad's tokens, [half][s1][t1 half] pairs of t1: a lane's four points' chunks.
 __device__ __forceinline__ void make_columns(const ColumnSteps& steps, const ColumnTurns& turns,
-                                             const uint4 (&tokens)[2], const __half2 (&scale)[2], uint4 (&chunks)[4]) {
+                                             const uint4 (&tokens)[2], uint4 (&chunks)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::uint32_t own[4] = {tokens[half].x, tokens[half].y, tokens[half].z, tokens[half].w};
-    float re[2][4], im[2][4];
+    Words all[2][2];  // [s1][row half], pairs of columns
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int s1 = 2 * half + i;
-      const std::uint32_t b0 = as_word(__hmul2(as_pair(own[2 * i]), scale[half])),
-                          b1 = as_word(__hmul2(as_pair(own[2 * i + 1]), scale[half]));
       Words low, high;
-      set_matrix(low.x, high.x, steps.real, b0, b1);
-      set_matrix(low.y, high.y, steps.imaginary, b0, b1);
+      set_matrix(low.x, high.x, steps.real, own[2 * i], own[2 * i + 1]);
+      set_matrix(low.y, high.y, steps.imaginary, own[2 * i], own[2 * i + 1]);
       low.turn<false>(turns.between[s1][0]);
       high.turn<false>(turns.between[s1][1]);
       const std::uint32_t left[4] = {low.x, high.x, low.y, high.y};
-      set_matrix(re[i], left, turns.second[s1][0], turns.second[s1][1]);
-      set_matrix(im[i], left, turns.second[s1][2], turns.second[s1][3]);
+      const Words second = turns.second[s1];
+      set_matrix(all[i][0].x, all[i][1].x, left, second.x, second.y);
+      set_matrix(all[i][0].y, all[i][1].y, left, negative(second.y), second.x);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      (half == 0 ? chunks[i].x : chunks[i].y) = pack({re[0][i], re[1][i]});
-      (half == 0 ? chunks[i].z : chunks[i].w) = pack({im[0][i], im[1][i]});
+      const unsigned part = i % 2 == 0 ? 0x5410 : 0x7632;
+      (half == 0 ? chunks[i].x : chunks[i].y) = __byte_perm(all[0][i / 2].x, all[1][i / 2].x, part);
+      (half == 0 ? chunks[i].z : chunks[i].w) = __byte_perm(all[0][i / 2].y, all[1][i / 2].y, part);
     }
   }
 }
 
-// Back: a quad's results, [half][s1][t1 half] pairs of columns, in bf16 times `scale` or, kHalf, in f16 as they are.
+// Back: a quad's results, [half][s1][t1 half] pairs of columns, in bf16 times a power of two, `scale`, or, kHalf, in
+// f16 as they are.
 template <bool kHalf>
 __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const ColumnTurns& turns,
                                              const uint4 (&chunks)[4], float scale, uint4 (&to)[2]) {
+  const std::uint32_t scales = ptx::pack_bf16(scale, scale);
   const auto packed = [&](float a, float b) {
-    return kHalf ? ptx::pack_f16(a, b) : ptx::pack_bf16(scale * a, scale * b);
+    return kHalf ? ptx::pack_f16(a, b) : ptx::fma_bf16(ptx::pack_bf16(a, b), scales, 0x80008000u);
   };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -277,12 +290,13 @@ __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const Col
     for (int i = 0; i < 2; ++i) {
       const int s1 = 2 * half + i;
       const unsigned part = i == 0 ? 0x5410 : 0x7632;  // from pairs of s1 to pairs of k2
+      const Words second = turns.second[s1];
+      const std::uint32_t left[4] = {second.x, second.y, negative(second.y), second.x};
       Words turned[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const uint4 &a = chunks[2 * r], &b = chunks[2 * r + 1];
-        set_matrix(turned[r].x, turned[r].y, turns.second[s1],
-                   __byte_perm(half == 0 ? a.x : a.y, half == 0 ? b.x : b.y, part),
+        set_matrix(turned[r].x, turned[r].y, left, __byte_perm(half == 0 ? a.x : a.y, half == 0 ? b.x : b.y, part),
                    __byte_perm(half == 0 ? a.z : a.w, half == 0 ? b.z : b.w, part));
         turned[r].turn<true>(turns.between[s1][r]);
       }
@@ -314,10 +328,9 @@ __device__ __forceinline__ void right_product(Words low, Words high, const std::
   set_matrix(to[0].y, to[1].y, left, step[2], step[3]);
 }
 
-// The conjugate of a tile's spectrum, [k4 odd][k3 odd], of chunks at `from` and half a tile behind it. `turns`:
-// e^(-2 pi i s2 (k1 + 16 k2 - 1/4) / kPoints) for pairs of s2.
+// The conjugate of a tile's spectrum, [k4 odd][k3 odd], of chunks at `from` and half a tile behind it.
 __device__ __forceinline__ void make_tile(const TileSteps& steps, const TileSteps& right, const TileTurns& between,
-                                          const unsigned char* from, uint4 turns, Tile& tile) {
+                                          const unsigned char* from, Tile& tile) {
   Tile first;  // [s2][k3 odd]
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -326,17 +339,14 @@ __device__ __forceinline__ void make_tile(const TileSteps& steps, const TileStep
     first[n][0] = left_product(steps.even, sum(low, high));
     first[n][1] = left_product(steps.odd, difference(low, high));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      first[n][r].turn<false>(between.by[n][r]);
-      first[n][r].turn<false, true>(n == 0 ? Words{turns.x, turns.y} : Words{turns.z, turns.w});
-    }
+    for (int r = 0; r < 2; ++r) first[n][r].turn<false, true>(between.by[n][r]);
   }
   right_product(sum(first[0][0], first[1][0]), sum(first[0][1], first[1][1]), right.even, tile[0]);
   right_product(difference(first[0][0], first[1][0]), difference(first[0][1], first[1][1]), right.odd, tile[1]);
 }
-// Back to where it came from; `turns` each twice, of a lane's two s2.
+// Back to where it came from.
 __device__ __forceinline__ void take_tile(const TileSteps& steps, const TileTurns& between, const Tile& tile,
-                                          const Words (&turns)[2], unsigned char* to) {
+                                          unsigned char* to) {
   Tile last;  // [k3 odd][s2]
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -344,10 +354,7 @@ __device__ __forceinline__ void take_tile(const TileSteps& steps, const TileTurn
     last[r][0] = sum(even, odd);
     last[r][1] = difference(even, odd);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      last[r][n].turn<false>(between.by[n][r]);
-      last[r][n].turn<false, true>(turns[n]);
-    }
+    for (int n = 0; n < 2; ++n) last[r][n].turn<false, true>(between.by[n][r]);
   }
   Words even[2], odd[2];
   right_product(last[0][0], last[0][1], steps.even, even);

@@ -10,17 +10,18 @@
 namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kWholeThreads = 512, kWholeWarps = kWholeThreads / 32;
+constexpr int kWholeRounds = kWholeQuads / kWholeWarps;  // of a warp
+constexpr int kHalfPoints = kWholePoints / 2;
 constexpr int kWholeSpectrum = kWholeTiles * 64;  // of a block, in uint4
 constexpr int kMostUp = 7;                        // tokens, which come below 2^-4, are scaled up by 2^this at most
 
 __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(Scale::field_of(scale)); }
 
-// Shared memory.
+// Shared memory: points, up to 16,384 of a channel with room for half as many more (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
-  static constexpr int kAlongAt = 4 * kWholePoints;                                 // turns by s2, uint4 [tile][4]
-  static constexpr int kDownAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;         // [tile][16], a word each
-  static constexpr int kColumnsAt = kDownAt + WholeShape<R>::kTiles * 16 * 4;       // forward, back
+  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kHalfPoints);    // turns by s2, uint4 [tile][4]
+  static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;      // forward, back
   static constexpr int kColumnTurnsAt = kColumnsAt + 2 * kLanesBytes<ColumnSteps>;  // [4] forward, back
   static constexpr int kStepsAt = kColumnTurnsAt + 8 * kLanesBytes<ColumnTurns>;    // forward, back, of filters
   static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;          // forward, back
@@ -39,10 +40,6 @@ struct WholeMemory {
       };
       const Words low = of(0), high = of(1);
       reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
-    }
-    for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 16; item += kWholeThreads) {
-      const float2 turn = circle(turns(item / 16, item % 16));
-      reinterpret_cast<std::uint32_t*>(memory + kDownAt)[item] = pack({turn.x, -turn.y});
     }
     unsigned char* turns_at = memory + kColumnTurnsAt + warp * kLanesBytes<ColumnTurns>;
     if (warp < 4) put(turns_at, lane, ColumnTurns::of<R, false>(row, pair, warp));
@@ -114,16 +111,20 @@ class WholeWarp {
     uint4 words[2];
     float4 scales;
 
-    // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
     template <bool kFilter>
     __device__ __forceinline__ float common() const {
-      const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
-      float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
-#pragma unroll
-      for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
-      return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
+      return common_of<kFilter>(scales);
     }
   };
+  // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
+  template <bool kFilter>
+  static __device__ __forceinline__ float common_of(float4 scales) {
+    const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
+    float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
+#pragma unroll
+    for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
+    return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
+  }
   // Of the channels of a line that a block has, by number.
   __device__ __forceinline__ First first(const Units& units, std::int64_t number) const {
     First result;
@@ -137,47 +138,64 @@ class WholeWarp {
     return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
   }
 
-  // Units to columns, by factors that bring them to a channel's exponent field `common`, at most 2^kMostUp.
-  __device__ __forceinline__ void columns(First next, int common) const {
+  // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
+  // 2^kMostUp.
+  __device__ __forceinline__ std::uint32_t ratios(float4 scales, int common) const {
+    const float2 own = warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
+    return pack({ratio(own.x, common), ratio(own.y, common)});
+  }
+  // Units to columns: a warp's quads from `begin` to `end`, of which number i has ratios(i) as its factors' lanes have
+  // them, and lies behind(the one before, i).
+  template <class Ratios, class Behind>
+  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
+                                          const Behind& behind) const {
     const auto steps = get<ColumnSteps>(memory_ + Memory::kColumnsAt, lane_);
     const ColumnTurns turns = column_turns(0);
-    const float2 own =
-        warp_ % 2 == 0 ? make_float2(next.scales.x, next.scales.y) : make_float2(next.scales.z, next.scales.w);
+    const Place place(warp_, lane_);
 #pragma unroll 1
-    for (int i = 0; i < kWholeQuads / kWholeWarps; ++i) {
-      const int quad = warp_ + kWholeWarps * i;
-      const uint4 tokens[2] = {next.words[0], next.words[1]};
-      next.at += 64 * kWholeWarps;
-      if (i + 1 < kWholeQuads / kWholeWarps) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
-      const int all = of_quad(common, quad);
-      const __half2 scale[2] = {ratio(__shfl_sync(0xffffffffu, own.x, quad / 2), all),
-                                ratio(__shfl_sync(0xffffffffu, own.y, quad / 2), all)};
+    for (int i = begin; i < end; ++i) {
+      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), warp_ / 2 + kWholeWarps / 2 * i));
+      const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
+      next.at = behind(next.at, i + 1);
+      if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
       uint4 chunks[4];
-      make_columns(steps, turns, tokens, scale, chunks);
-      const Place place(quad, lane_);
+      make_columns(steps, turns, tokens, chunks);
+      const int at = place.of_round(i);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) *place.chunk(memory_, i) = chunks[i];
+      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
     }
   }
+  __device__ __forceinline__ void columns(const First& next, int common) const {
+    const std::uint32_t own = ratios(next.scales, common);
+    columns(
+        next, 0, kWholeRounds, [&](int /*i*/) { return own; },
+        [](const uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
+  }
 
-  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf.
-  template <bool kHalf>
-  __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
+  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
+  // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
+  template <bool kHalf, class Behind>
+  __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
     const auto steps = get<ColumnSteps>(memory_ + Memory::kColumnsAt + kLanesBytes<ColumnSteps>, lane_);
     const ColumnTurns turns = column_turns(4);
-    uint4* to = units.data + number * kWholeSpectrum / 2 + 64 * warp_ + lane_;
+    to += 64 * warp_ + lane_;
+    const Place place(warp_, lane_);
 #pragma unroll 1
-    for (int i = 0; i < kWholeQuads / kWholeWarps; ++i) {
-      const int quad = warp_ + kWholeWarps * i;
-      const Place place(quad, lane_);
+    for (int i = begin; i < end; ++i) {
+      const int at = place.of_round(i);
       uint4 chunks[4], out[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) chunks[i] = *place.chunk(memory_, i);
-      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_quad(scale, quad), out);
+      for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
+      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_quad(scale, warp_ + kWholeWarps * i), out);
       to[0] = out[0];
       to[32] = out[1];
-      to += 64 * kWholeWarps;
+      to = behind(to, i + 1);
     }
+  }
+  template <bool kHalf>
+  __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
+    columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kWholeRounds,
+                        [](uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
   }
 
   // Tiles to their spectrum, times 2^-12 where kLess, in memory.
@@ -191,7 +209,7 @@ class WholeWarp {
     for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
       const int tile = warp_ + kWholeWarps * i;
       Tile own;
-      make_tile(steps, right, between, chunks_of(tile), turns_along(tile), own);
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       store_spectrum(to, own);
       to += 64 * kWholeWarps;
     }
@@ -217,17 +235,11 @@ class WholeWarp {
       const int tile = warp_ + kWholeWarps * i;
       Tile own;
       unsigned char* chunks = chunks_of(tile);
-      make_tile(steps, right, between, chunks, turns_along(tile), own);
+      make_tile(steps, right, along(between, tile), chunks, own);
       change(own, next, at);
       at += 64 * kWholeWarps;
       if (i + 1 < kWholeTiles / kWholeWarps) next.load(by + at);
-      const auto* down =
-          reinterpret_cast<const std::uint32_t*>(memory_ + Memory::kDownAt) + tile % Shape::kTiles * 16 + lane_ / 4;
-      const auto twice = [](std::uint32_t turn) {
-        return Words{__byte_perm(turn, turn, 0x1010), __byte_perm(turn, turn, 0x3232)};
-      };
-      const Words turns[2] = {twice(down[0]), twice(down[8])};
-      take_tile(steps_back, between_back, own, turns, chunks);
+      take_tile(steps_back, down(between_back, tile), own, chunks);
     }
   }
   // The same, added to what is at their places in `sums`, or, kFirst, put there.
@@ -244,7 +256,7 @@ class WholeWarp {
       StoredTile before;
       if constexpr (!kFirst) before.load(sums + at);
       Tile own;
-      make_tile(steps, right, between, chunks_of(tile), turns_along(tile), own);
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       change(own, next, at);
       if constexpr (!kFirst) before.with(own, Plus());
       store_spectrum(sums + at, own);
@@ -253,21 +265,24 @@ class WholeWarp {
     }
   }
 
- private:
-  // Where a lane's four points of a quad lie.
+ protected:
+  // Where a lane's four points of a quad lie, in bytes, of the warp's first and of round i.
   struct Place {
-    int at, other;  // of points 0 and 1
+    int first;
 
-    __device__ __forceinline__ Place(int quad, int lane) {
-      const int row = lane / 4, column = 2 * (lane % 4), member = quad / Shape::kQuads, own = quad % Shape::kQuads;
-      const auto of = [&](int column) {
-        const int tile = row + 16 * (column % R), chunk = (own / 4 * Shape::kTogether + column / R) * 4 + own % 4;
-        return (member * Shape::kTiles + tile) * 1024 + Shape::placed(chunk, tile) * 16;
-      };
-      at = of(column);
-      other = R == 1 ? at ^ 64 : at + 16 * 1024;
+    __device__ __forceinline__ Place(int warp, int lane) {
+      const int column = 2 * (lane % 4), member = warp / Shape::kQuads, own = warp % Shape::kQuads;
+      const int tile = lane / 4 + 16 * (column % R), chunk = (own / 4 * Shape::kTogether + column / R) * 4 + own % 4;
+      first = (member * Shape::kTiles + tile) * 1024 + Shape::placed(chunk, tile) * 16;
     }
-    __device__ __forceinline__ uint4* chunk(unsigned char* memory, int point) const {
+    // Quads of a warp are sixteen apart: of a channel so many chunks, or a channel and more.
+    __device__ __forceinline__ int of_round(int i) const {
+      if constexpr (R == 8) return (first + 256 * i) ^ (i % 2 * 32);
+      if constexpr (R == 4) return first + i % 2 * 512 + i / 2 * (1024 * Shape::kTiles);
+      return first + 32768 * i;
+    }
+    static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
+      const int other = R == 1 ? at ^ 64 : at + 16 * 1024;
       return reinterpret_cast<uint4*>(memory + (point % 2 == 0 ? at : other) + point / 2 * 8 * 1024);
     }
   };
@@ -280,42 +295,54 @@ class WholeWarp {
   static __device__ __forceinline__ V of_quad(V value, int quad) {
     return Shape::kTogether == 1 ? value : __shfl_sync(0xffffffffu, value, quad / Shape::kQuads * (4 * R));
   }
-  // Of a power of two and one of an exponent field, twice. Where the first is 0 so are the numbers that it is for.
-  static __device__ __forceinline__ __half2 ratio(float a, int field) {
+  // Of a power of two and one of an exponent field. Where the first is 0 so are the numbers that it is for.
+  static __device__ __forceinline__ float ratio(float a, int field) {
     const int own = 127 + static_cast<int>(Scale::field_of(a)) - field;
-    return __float2half2_rn(__uint_as_float(static_cast<std::uint32_t>(min(max(own, 0), 127 + kMostUp)) << 23));
+    return __uint_as_float(static_cast<std::uint32_t>(min(max(own, 0), 127 + kMostUp)) << 23);
   }
   __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
-    return memory_ + 1024 * tile + Shape::placed(lane_, tile % Shape::kTiles) * 16;
+    return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
   }
-  __device__ __forceinline__ uint4 turns_along(int tile) const {
-    return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt)[tile % Shape::kTiles * 4 + lane_ % 4];
+  // A tile's turns, forward and back.
+  __device__ __forceinline__ TileTurns along(const TileTurns& between, int tile) const {
+    const uint4 turns = turns_of(tile)[lane_ % 4];
+    return between.of_tile({turns.x, turns.y}, {turns.z, turns.w});
+  }
+  __device__ __forceinline__ TileTurns down(const TileTurns& between, int tile) const {
+    const uint4 turns = turns_of(tile)[lane_ / 8];
+    const unsigned part = lane_ / 4 % 2 == 0 ? 0x1010 : 0x3232;
+    const auto twice = [&](std::uint32_t pair) { return __byte_perm(pair, pair, part); };
+    return between.of_tile({twice(turns.x), twice(turns.y)}, {twice(turns.z), twice(turns.w)});
+  }
+  __device__ __forceinline__ const uint4* turns_of(int tile) const {
+    return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt) + (tile & (Shape::kTiles - 1)) * 4;
   }
 
   unsigned char* memory_;
   int lane_, warp_;
 };
 
-// Units to the second cache, by one thread.
+// Units of kPoints tokens to the second cache, by one thread.
+template <int kPoints = kWholePoints>
 __device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
   if (threadIdx.x == 0) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * kWholeSpectrum / 2),
-                 "n"(2 * kWholePoints)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
+                 "n"(2 * kPoints)
                  : "memory");
   }
 }
 
 // What blocks do in turns: items, each of as many neighbouring channels as a block has. Item i of line n is number
 // n all + i.
-template <int R>
+template <int kTogether>
 struct Items {
   int all, step, first, last;
 
   __device__ __forceinline__ explicit Items(const WholeCall& whole)
-      : all(static_cast<int>(whole.x.channels) / WholeShape<R>::kTogether),
+      : all(static_cast<int>(whole.x.channels) / kTogether),
         step(static_cast<int>(gridDim.x)),
         first(static_cast<int>(blockIdx.x)),
-        last((static_cast<int>(whole.call.channels) - 1) / WholeShape<R>::kTogether + 1) {}
+        last((static_cast<int>(whole.call.channels) - 1) / kTogether + 1) {}
 };
 
 // What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
@@ -339,7 +366,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const WholeWarp<R> warp = begin_whole<R>();
-  const Items<R> items(whole);
+  const Items<WholeShape<R>::kTogether> items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.first(whole.filter, items.first);
   for (int item = items.first; item < items.last; item += items.step) {
@@ -389,15 +416,20 @@ struct SummedScale {
   __device__ __forceinline__ float back() const { return all == 0 ? 0.0f : scalbnf(1.0f, all - up - 254); }
 };
 
-// The filter's gradient of chunk and item `number`, columns back and scale.
+// The scales of the filter's gradient of chunk and item `number`, of kTogether channels.
+template <int R, int kTogether = WholeShape<R>::kTogether>
+__device__ __forceinline__ void store_scales(const WholeCall& whole, std::int64_t number, const SummedScale& summed) {
+  const int lane = static_cast<int>(threadIdx.x);
+  if (lane < 4 * R * kTogether && lane % (4 * R) == 0) {
+    whole.filter.scales[(number * kTogether + lane / (4 * R)) * WholeShape<R>::kTiles] = summed.back();
+  }
+}
+// The filter's gradient, columns back and scales.
 template <int R>
 __device__ __forceinline__ void sums_back(const WholeWarp<R>& warp, const WholeCall& whole, std::int64_t number,
                                           const SummedScale& summed) {
   warp.template columns_back<true>(whole.filter, number, 1.0f);
-  const int lane = static_cast<int>(threadIdx.x);
-  if (lane < 32 && lane % (4 * R) == 0) {
-    whole.filter.scales[number * kWholeTiles + lane / (4 * R) * WholeShape<R>::kTiles] = summed.back();
-  }
+  store_scales<R>(whole, number, summed);
 }
 
 // dx and the filter's gradient of one sequence. Spectra: kWholeSpectrum a block, of dy.
@@ -406,7 +438,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const WholeWarp<R> warp = begin_whole<R>();
-  const Items<R> items(whole);
+  const Items<WholeShape<R>::kTogether> items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.first(whole.gradients, items.first);
   for (int item = items.first; item < items.last; item += items.step) {
@@ -446,7 +478,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const WholeWarp<R> warp = begin_whole<R>();
-  const Items<R> items(whole);
+  const Items<WholeShape<R>::kTogether> items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;
   for (int item = items.first; item < items.last; item += items.step) {
