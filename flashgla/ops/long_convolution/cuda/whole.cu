@@ -3,6 +3,7 @@
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/elementwise/elementwise.h"
+#include "flashgla/ops/long_convolution/cuda/halves.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.h"
 
@@ -17,18 +18,36 @@ constexpr const char* kName = "long_convolution";
 // Each fills a multiprocessor.
 std::int64_t blocks_at_once(const Context& context) { return context.architecture().multiprocessors; }
 
+template <class... Parameters, class... Arguments>
+void queue_blocks(const Context& context, void (*kernel)(Parameters...), int together, int shared,
+                  const cuda::WholeCall& whole, const Arguments&... arguments) {
+  const std::int64_t items = (whole.call.channels - 1) / together + 1;
+  ops::cuda::queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads, shared,
+                          whole, arguments...);
+}
+
+template <int R, bool kBack>
+void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
+  constexpr int kBytes = cuda::WholeMemory<R>::kBytes;
+  if constexpr (R < 8 && kBack) {
+    queue_blocks(context, cuda::halves_gradients_kernel<R>, cuda::HalvesWarp<R>::kTogether, kBytes, whole, spectra);
+  } else if constexpr (R < 8) {
+    queue_blocks(context, cuda::halves_kernel<R>, cuda::HalvesWarp<R>::kTogether, kBytes, whole);
+  } else {
+    const auto kernel = !kBack                  ? cuda::whole_kernel<R>
+                        : whole.call.lines == 1 ? cuda::whole_gradient_kernel<R>
+                                                : cuda::whole_gradients_kernel<R>;
+    queue_blocks(context, kernel, cuda::WholeShape<R>::kTogether, kBytes, whole, spectra);
+  }
+}
+
 template <int R, bool kPlain, bool kBack>
 void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
   const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
-  const std::int64_t together = cuda::WholeShape<R>::kTogether, items = (whole.call.channels - 1) / together + 1;
   using ops::cuda::queue_kernel;
   queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false, kBack>, groups * cuda::unit_rows<R>(whole, false),
                cuda::kUnitThreads, cuda::kUnitsMemory<false, kBack>, whole);
-  const auto kernel = !kBack                  ? cuda::whole_kernel<R>
-                      : whole.call.lines == 1 ? cuda::whole_gradient_kernel<R>
-                                              : cuda::whole_gradients_kernel<R>;
-  queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads,
-               cuda::WholeMemory<R>::kBytes, whole, spectra);
+  queue_transforms<R, kBack>(context, whole, spectra);
   queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true, kBack>, groups * cuda::unit_rows<R>(whole, true),
                cuda::kUnitThreads, cuda::kUnitsMemory<true, kBack>, whole);
 }
@@ -52,10 +71,11 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
   const auto floats = [&](const Shape& shape, const char* label) {
     return context.scratch().tensor(shape, DType::f32, label);
   };
-  auto* spectra = static_cast<uint4*>(
-      floats(Shape({blocks_at_once(context), (backward && call.lines > 1 ? 3 : 1) * 4 * cuda::kWholeSpectrum}),
-             "long_convolution: filters")
-          .data);
+  const std::int64_t waiting = R == 8     ? (backward && call.lines > 1 ? 3 : 1) * cuda::kWholeSpectrum
+                               : backward ? cuda::kHalfSpectrum
+                                          : 0;
+  auto* spectra =
+      static_cast<uint4*>(floats(Shape({blocks_at_once(context), 4 * waiting}), "long_convolution: filters").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
   const TensorView skip = floats(sums, "long_convolution: sums");
   if (!context.planning()) {
