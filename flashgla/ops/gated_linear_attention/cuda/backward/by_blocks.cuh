@@ -13,6 +13,20 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+// As Local, where there are registers enough.
+template <class T, int count>
+struct Held {
+  T x[count];
+  __device__ __forceinline__ void put(const T (&from)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) x[i] = from[i];
+  }
+  __device__ __forceinline__ void get(T (&to)[count]) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) to[i] = x[i];
+  }
+};
+
 // Factors of the keys of block w: t from block t + 1's queries' anchor (the last from the chunk's end) to block t's (w:
 // the keys'). Of w the root.
 __device__ __forceinline__ void put_key_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
@@ -65,23 +79,6 @@ __device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::
     Core::put_fragment(tile, x, k16, thread);
   }
 }
-// Or from registers, without `outer`.
-template <class Core, bool kQueries>
-__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], const Accumulator& sums,
-                                          std::uint32_t room, bool near, float scale, int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t r[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 y =
-          gated<kQueries>(x[4 * k16 + i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)));
-      r[i] = ptx::pack_bf16(y.x, y.y);
-    }
-    Core::put_fragment(tile, r, k16, thread);
-  }
-}
-
 // d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
 // rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
 // put_query_factors (put_key_factors).
@@ -100,28 +97,6 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (
     const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
     TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
   }
-}
-// The same, a from its tile, in a loop: of code that is in no cache there is less to wait for.
-template <bool kQueries>
-__device__ __forceinline__ void add_blocks_of_tile(Accumulator& d, std::uint32_t a_tile, std::uint32_t other_tile,
-                                                   std::uint32_t room, bool near, int thread) {
-  constexpr int kStep = kQueries ? 1 : -1;
-  const int warp = thread / 32;
-  const auto add = [&](int t) {
-    std::uint32_t a[4];
-    TensorCore80::load_a<kQueries ? Stored::k_inner : Stored::k_outer>(a, a_tile, t, thread);
-    TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
-  };
-  int t = kQueries ? 0 : kBlocks - 1;
-  std::uint32_t factors = block_factor(room, warp, t) + 8 * (thread % 4);
-#pragma unroll 1
-  for (; t != warp; t += kStep, factors += static_cast<std::uint32_t>(256 * kStep)) {
-    scale_columns_at(d, factors);
-    add(t);
-  }
-  scale_columns_at(d, factors);
-  scale_columns_at(d, factors);
-  if (near) add(t);
 }
 // 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
 // k-step's beside each other: where local memory would go to the L2.
@@ -165,8 +140,8 @@ struct Beside {
     x[2] = __uint_as_float(all.z), x[3] = __uint_as_float(all.w);
   }
 };
-template <bool kAdd>
-__device__ __forceinline__ void add_eight(Local<float, 32>& e, int k16, const float (&more)[8]) {
+template <bool kAdd, template <class, int> class Kept>
+__device__ __forceinline__ void add_eight(Kept<float, 32>& e, int k16, const float (&more)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) e.x[8 * k16 + i] = (kAdd ? e.x[8 * k16 + i] : 0.0f) + more[i];
 }
@@ -199,17 +174,24 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, float sign,
   }
 }
 
+// In registers without a branch, by which two of them would become one of two places in memory.
+__device__ __forceinline__ void add_where(bool wanted, float& to, float more) { to = wanted ? to + more : to; }
+__device__ __forceinline__ void add_where(bool wanted, volatile float& to, float more) {
+  if (wanted) to = to + more;
+}
+
 // The pairs inside a block that is not near, by halving, to dq (kQueries) and dk (kKeys), and to e as q dq and, times
 // sign_of_keys, k dk; those of a token with itself, in which no gate is, not to e: of strong gates dg is far smaller.
 // block: a of the block, either way up; of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded. A
 // level's product has a query's dq in a query's row and a key's dk in a key's: both cost what one does. scores: if
-// wanted, those of the block.
+// wanted, those of the block. mirrored: dq and dk, q and k have changed places.
 template <bool kQueries, bool kKeys, class Floats, class Sums, class Queries, class Keys>
 static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& e, float sign_of_keys,
                                                   const std::uint32_t (&block)[4], Queries queries, Keys keys,
                                                   const Accumulator& sums, float scale, int thread,
-                                                  Local<float, 8>* scores = nullptr) {
-  constexpr int kDiagonals = kQueries && kKeys ? 1 : 4;
+                                                  Local<float, 8>* scores = nullptr, bool mirrored = false) {
+  constexpr bool kInMemory = std::is_volatile_v<std::remove_extent_t<Floats>>;
+  constexpr int kDiagonals = kQueries && kKeys && kInMemory ? 1 : 4;
   const int lane = thread % 32, row = lane / 4, column = 2 * (lane % 4);
   std::uint32_t both[4];  // pairs of the block, mirrored
   both[0] = block[0] | ptx::transpose_matrix(block[0]);
@@ -237,7 +219,7 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& 
       if (scores != nullptr) __syncwarp();  // or ptxas loads ahead what it has no registers for
       queries(q, k16);
       keys(k, k16);
-      level_of_block(x, w, size, k16, q, k, sums, lane);
+      level_of_block(x, w, size, k16, q, k, sums, lane, mirrored);
       multiply(part, a, x);
       if (scores != nullptr) multiply_level(s, x, x);
 #pragma unroll
@@ -245,16 +227,15 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& 
         const bool query = size == 8 ? i & 1 : (row & size) != 0;
         if (query ? !kQueries : !kKeys) continue;
         const float2 own = ptx::unpack_bf16(x[i]);
-        const float sign = query ? 1.0f : sign_of_keys;
+        const bool first = query != mirrored;
+        const float sign = first ? 1.0f : sign_of_keys;
 #pragma unroll
         for (int f = 0; f < 2; ++f) {
           const int at = 8 * k16 + 2 * i + f;
           const float scaled = scale * part[2 * i + f];
-          if (query) {
-            dq[at] = dq[at] + w[2 * i + f] * part[2 * i + f];
-          } else {
-            dk[at] = dk[at] + w[2 * i + f] * scaled;
-          }
+          const float to = w[2 * i + f] * (query ? part[2 * i + f] : scaled);
+          if constexpr (kQueries) add_where(!kKeys || first, dq[at], to);
+          if constexpr (kKeys) add_where(!kQueries || !first, dk[at], to);
           more[2 * i + f] = sign * ((f == 0 ? own.x : own.y) * scaled);
         }
       }
@@ -275,8 +256,8 @@ static __device__ __forceinline__ void add_halves(Floats& dq, Floats& dk, Sums& 
 #pragma unroll
       for (int i = 0; i < 8; ++i) d[8 * k16 + i] = d[8 * k16 + i] + factor * part[i];
     };
-    if constexpr (kQueries) add(dq, keys, 1.0f);
-    if constexpr (kKeys) add(dk, queries, scale);
+    if constexpr (kQueries) add(dq, keys, mirrored ? scale : 1.0f);
+    if constexpr (kKeys) add(dk, queries, mirrored ? 1.0f : scale);
   }
   if (scores != nullptr) {
     float s[8] = {};
@@ -298,60 +279,182 @@ __device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of
   };
 }
 
-// By a group of 128 threads that has both: dq and dk from beyond the chunk get their factors and the pairs inside come
-// to them; e: scale q dq - k dk. q, k: as loaded, lost; a: [query][key], zero above the diagonal; x_tile: room for a
-// tile; the gates may lie there. dk's pairs are times scale, dq is not yet. visit_keys(dk, to_end): dk from beyond the
-// chunk, the tile of k' beside it, and for the lane's two channels the factors from the keys' anchor to the chunk's
-// end.
-template <class Core, class SumGates, class VisitKeys>
-__device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& dk, Local<float, 32>& e,
-                                                 std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t a_tile,
-                                                 std::uint32_t x_tile, float scale, SumGates sum_gates,
+// ---- dq and dk by a group that has both ----
+// What queries are to the keys of earlier blocks, back to the chunk's start, keys are to the queries of later ones, up
+// to its end. So with time mirrored, where rows are those of keys, both are made by one code.
+
+// Of the warp's block as put_query_factors, or mirrored put_key_factors, in the order in which blocks are added.
+// Returns the exponent from the anchor of its rows to the chunk's start (mirrored: its end).
+__device__ __forceinline__ float2 put_factors(std::uint32_t room, bool mirrored, int warp, int lane) {
+  const int own = mirrored ? kBlocks - 1 - warp : warp;
+  const float2 none = make_float2(0.0f, 0.0f);
+  float2 before = none, from_start = none;
+#pragma unroll
+  for (int t = 0; t < kBlocks; ++t) {
+    const int block = mirrored ? kBlocks - 1 - t : t;
+    const float2 half = load_shared_float2(block_half(room, block) + 8 * lane),
+                 total = load_shared_float2(block_total(room, block) + 8 * lane);
+    const bool near = half.x <= 0.0f;
+    const float2 rest = make_float2(total.x - half.x, total.y - half.y), to = mirrored ? rest : half,
+                 after = mirrored ? half : rest;
+    float2 exponent = near ? to : t == own ? none : total;
+    if (t == own) from_start = sum_of(from_start, exponent);
+    if (t < own) from_start = sum_of(from_start, total);
+    exponent = sum_of(exponent, before);
+    if (t == own) exponent = half_of(exponent);
+    store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
+    before = near ? after : none;
+  }
+  return from_start;
+}
+// Exponents of rows: sums from the anchor, or, kOther, those of the same tokens as keys (mirrored: queries), which have
+// the same anchor in a near block, and else the other end of it.
+template <bool kOther>
+__device__ __forceinline__ float2 exponent_of_rows(const Accumulator& sums, std::uint32_t room, bool near, int k16,
+                                                   int i, int thread) {
+  const int at = 8 * k16 + 2 * i;
+  if constexpr (!kOther) return make_float2(sums[at], sums[at + 1]);
+  float2 total = make_float2(0.0f, 0.0f);
+  if (!near) total = of_columns(block_total(room, thread / 32), k16, i, thread);
+  return make_float2(total.x - sums[at], total.y - sums[at + 1]);
+}
+// Rows as loaded times factor and their powers, in the warp's rows of a tile.
+template <class Core, bool kOther>
+__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], const Accumulator& sums,
+                                          std::uint32_t room, bool near, float factor, int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t r[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 y =
+          gated<true>(x[4 * k16 + i], factor, power_of(exponent_of_rows<kOther>(sums, room, near, k16, i, thread)));
+      r[i] = ptx::pack_bf16(y.x, y.y);
+    }
+    Core::put_fragment(tile, r, k16, thread);
+  }
+}
+// Of a block that is not near: d's rows times their powers.
+template <bool kOther>
+__device__ __forceinline__ void scale_by_powers(Accumulator& d, const Accumulator& sums, std::uint32_t room,
+                                                int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 power = power_of(exponent_of_rows<kOther>(sums, room, false, k16, i, thread));
+      d[8 * k16 + 2 * i] *= power.x;
+      d[8 * k16 + 2 * i + 1] *= power.y;
+    }
+  }
+}
+// As add_blocks, a from its tile, in a loop: of code that is in no cache there is less to wait for.
+template <Stored a_stored>
+__device__ __forceinline__ void add_blocks_of_tile(Accumulator& d, std::uint32_t a_tile, std::uint32_t other_tile,
+                                                   std::uint32_t room, bool near, bool mirrored, int thread) {
+  const int warp = thread / 32, step = mirrored ? -1 : 1;
+  const auto add = [&](int t) {
+    std::uint32_t a[4];
+    TensorCore80::load_a<a_stored>(a, a_tile, t, thread);
+    TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
+  };
+  int t = mirrored ? kBlocks - 1 : 0;
+  std::uint32_t factors = block_factor(room, warp, 0) + 8 * (thread % 4);
+#pragma unroll 1
+  for (; t != warp; t += step, factors += 256) {
+    scale_columns_at(d, factors);
+    add(t);
+  }
+  scale_columns_at(d, factors);
+  scale_columns_at(d, factors);
+  if (near) add(t);
+}
+// e: d times what the tile has in the warp's rows, times sign. kAdd: to what is there.
+template <bool kAdd, class Sums>
+__device__ __forceinline__ void sum_products(Sums& e, float sign, const Accumulator& d, std::uint32_t tile,
+                                             int thread) {
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t x[4];
+    __syncwarp();
+    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+    float more[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 rounded = ptx::unpack_bf16(x[i]);
+      more[2 * i] = sign * (rounded.x * d[8 * k16 + 2 * i]);
+      more[2 * i + 1] = sign * (rounded.y * d[8 * k16 + 2 * i + 1]);
+    }
+    add_eight<kAdd>(e, k16, more);
+  }
+}
+
+// By a group of 128 threads that has dq and dk (mirrored: dk and dq) from beyond the chunk: these get their factors and
+// the pairs inside come to them, but for the powers 2^left and 2^-left; e: the first one times its scale q (k) less the
+// second one times its own. q_tile, k_tile (mirrored: of k and q): rows as loaded, which await_rows waits for, lost;
+// a: rows of the first one, zero where the query is before the key; x_tile: room for a tile; the gates may lie there.
+// dk's pairs are times scale, dq is not yet. visit_keys(dk, to_end): dk from beyond the chunk, the tile of k' beside
+// it, and for the lane's two channels the factors from the keys' anchor to the chunk's end. Kept: where what waits
+// lies, Local or Held.
+template <class Core, template <class, int> class Kept, class SumGates, class AwaitRows, class VisitKeys>
+__device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& dk, Accumulator& left,
+                                                 Kept<float, 32>& e, bool mirrored, std::uint32_t q_tile,
+                                                 std::uint32_t k_tile, std::uint32_t a_tile, std::uint32_t x_tile,
+                                                 float scale, SumGates sum_gates, AwaitRows await_rows,
                                                  VisitKeys visit_keys) {
   const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
-  Local<float, 32> other;  // registers are for the sums
+  Kept<float, 32> other;
   other.put(dk);
-  Local<std::uint32_t, 16> q, k;
+  Kept<std::uint32_t, 16> q, k;
   std::uint32_t loaded[16];
-  Accumulator sums;
+  Accumulator& sums = left;
   sum_gates(sums, thread);
   __syncwarp();
   const bool near = is_near(sums, lane);
   publish_block(x_tile, sums, near, thread);
-  __syncwarp();
+  await_rows();
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {  // from the queries' anchor, mirrored to the keys'
+    float2 anchor = make_float2(0.0f, 0.0f);
+    if (near || mirrored) {
+      anchor = of_columns(near ? block_half(x_tile, warp) : block_total(x_tile, warp), i / 4, i % 4, thread);
+    }
+    const float x = sums[2 * i] - anchor.x, y = sums[2 * i + 1] - anchor.y;
+    sums[2 * i] = mirrored ? -x : x;
+    sums[2 * i + 1] = mirrored ? -y : y;
+  }
   load_operand<Stored::k_inner>(loaded, q_tile, thread);
   q.put(loaded);
-  put_gated<Core, true>(q_tile, loaded, sums, x_tile, near, scale, thread);
+  put_gated<Core, false>(q_tile, loaded, sums, x_tile, near, mirrored ? 1.0f : scale, thread);
   load_operand<Stored::k_inner>(loaded, k_tile, thread);
   k.put(loaded);
-  put_gated<Core, false>(k_tile, loaded, sums, x_tile, near, scale, thread);
+  put_gated<Core, true>(k_tile, loaded, sums, x_tile, near, mirrored ? scale : 1.0f, thread);
   sync_fresh_group();
-  put_query_factors(x_tile, read_blocks(x_tile, lane), warp, lane);
+  float2 to_end = put_factors(x_tile, mirrored, warp, lane);
   __syncwarp();
-  add_blocks_of_tile<true>(dq, a_tile, k_tile, x_tile, near, thread);
-  finish_rows<true, false>(dq, e, 1.0f, operand_of(q.x), sums, x_tile, near, scale, thread);
+  if (mirrored) visit_keys(dq, power_of(to_end));
+  add_blocks_of_tile<Stored::k_inner>(dq, a_tile, k_tile, x_tile, near, mirrored, thread);
+  sum_products<false>(e, 1.0f, dq, q_tile, thread);
+  if (!near) scale_by_powers<false>(dq, sums, x_tile, thread);
   __syncwarp();
-  float2 to_end;
-  {
-    const BlockSums blocks = read_blocks(x_tile, lane);
-    put_key_factors(x_tile, blocks, warp, lane);
-    to_end = factor_to_end(blocks, warp);
-  }
+  to_end = put_factors(x_tile, !mirrored, warp, lane);
   __syncwarp();
   other.get(dk);
   other.put(dq);
-  visit_keys(dk, to_end);
+  if (!mirrored) visit_keys(dk, power_of(to_end));
   __syncwarp();
-  add_blocks_of_tile<false>(dk, a_tile, q_tile, x_tile, near, thread);
-  finish_rows<false, true>(dk, e, -1.0f, operand_of(k.x), sums, x_tile, near, scale, thread);
+  add_blocks_of_tile<Stored::k_outer>(dk, a_tile, q_tile, x_tile, near, !mirrored, thread);
+  sum_products<true>(e, -1.0f, dk, k_tile, thread);
   if (!near) {
+    scale_by_powers<true>(dk, sums, x_tile, thread);
     std::uint32_t own[4];
     TensorCore80::load_a<Stored::k_outer>(own, a_tile, warp, fresh_thread());
-    Local<float, 32> aside;
+    Kept<float, 32> aside;
     aside.put(dk);
     add_halves<true, true>(other.x, aside.x, e, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
-                           fresh_thread());
+                           fresh_thread(), nullptr, mirrored);
     aside.get(dk);
+    clear(left);
   }
   other.get(dq);
   sync_fresh_group();  // q', k' and a have been read

@@ -242,7 +242,7 @@ struct PairEnd {
                                         Accumulator& b) const {
     if (kGated && thread < kTile) {
       const float decay = decays[thread], inverse = steep ? 1.0f : __fdividef(1.0f, decay);
-      starts[thread] = steep ? 0.0f : __log2f(fabsf(p.scale)) - __log2f(decay);
+      starts[thread] = __log2f(fabsf(p.scale)) - (steep ? 0.0f : __log2f(decay));
       starts[thread + kTile] = 0.0f;
       signs[thread] = late ? inverse : -inverse;
     }
@@ -292,23 +292,55 @@ struct PairEnd {
                                               std::uint32_t (&crossed)[16]) const {
     multiply_pairs(view, across, within, b, crossed, crossed_tile(), across_tile, within_tile, decays, by_keys, thread);
     View::meet();
+    if constexpr (kGate == GateTile::token) clear(b);  // found later: not what is left of a steep tile's
   }
-  // e: scale q dq - k dk.
+  // e: q dq - k dk, of the early chunk k dk - q dq.
+  template <template <class, int> class Kept>
   __device__ __forceinline__ void finish_steep(Accumulator& across, Accumulator& within, Accumulator& b,
-                                               std::uint32_t (&crossed)[16], Local<float, 32>& e) const {
+                                               std::uint32_t (&crossed)[16], Kept<float, 32>& e) const {
     if constexpr (kGated) {
+      if (late) {  // what the other group does not read
+        load_again<false>(view, at, thread);
+      } else {
+        load_again<true>(view, at, thread);
+      }
       Core::begin(across, crossed);
       Core::template product<k_outer>(across, crossed, crossed_tile(), thread);
       Core::finish(across);
-      if (!late) sum_beyond(by_keys, shared + across_tile, across, thread);
-      finish_steep_pair(view, at, rows, across, within, e, thread);
-      clear(b);
+      finish_steep_pair<kGrouped && kBulk>(view, at, rows, across, within, b, e, thread);
     }
   }
-  // From across and within as they stand in brackets above. b: running sums of gates, of steep tiles none.
-  __device__ __forceinline__ void leave(bool steep, Accumulator& across, Accumulator& within, Accumulator& b,
-                                        const Local<float, 32>& steep_e, Aside<float, 32>& dk_so_far,
-                                        Aside<float, 32>& dg_so_far) const {
+  // Adds q dq - k dk, of the early chunk k dk - q dq, of a tile in one anchor's reach.
+  __device__ __forceinline__ void add_near(Accumulator& e, const Accumulator& across, const Accumulator& within) const {
+    const auto add = [&](int tile, const Accumulator& a, float sign) {
+      std::uint32_t of_tile[16];
+      load_operand<k_inner>(of_tile, base + tile, thread);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float2 t = ptx::unpack_bf16(of_tile[i]);
+        e[2 * i] += sign * t.x * a[2 * i];
+        e[2 * i + 1] += sign * t.y * a[2 * i + 1];
+      }
+    };
+    if (late || last) add(across_tile, across, 1.0f);
+    if (!late || last) add(within_tile, within, -1.0f);
+  }
+  // What dg is made of e from: tiles, where a and q~ were, or of one gate a token sums over the thread's rows.
+  __device__ __forceinline__ void put_e(Accumulator& e, float2& rows_of_e) const {
+    if constexpr (kGate == GateTile::token) {
+      float sums[2] = {};
+#pragma unroll
+      for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
+      rows_of_e = sum_of_quad(make_float2(sums[0], sums[1]));
+    } else {
+      const std::uint32_t tiles[3] = {own_a, view.own_tile(Layout::q), own_gates};
+      put_parts<Core, kPartsOfE<kGate>>(tiles, e, thread);
+    }
+  }
+  // Of several query heads: dk of those done, and e of all.
+  __device__ __forceinline__ void join_heads(bool steep, Accumulator& across, Accumulator& within,
+                                             const Local<float, 32>& steep_e, float2& rows_of_e,
+                                             Aside<float, 32>& dk_so_far, Aside<float, 32>& dg_so_far) const {
     if (!first) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
@@ -323,12 +355,32 @@ struct PairEnd {
         dk_so_far.put(across);
       }
     }
-
+    if constexpr (kGated) {
+      Accumulator e;
+      if (first) {
+        clear(e);
+      } else {
+        dg_so_far.restore(e);
+      }
+      if (steep) {  // of this query head's dk, not of all of them
+#pragma unroll
+        for (int i = 0; i < 32; ++i) e[i] += steep_e.x[i];
+      } else {
+        add_near(e, across, within);
+      }
+      if (last) {
+        put_e(e, rows_of_e);
+      } else {
+        dg_so_far.put(e);
+      }
+    }
+  }
+  // From across and within as they stand in brackets above, but for powers of b, and e as put_e has left it.
+  __device__ __forceinline__ void leave(bool steep, Accumulator& across, Accumulator& within, Accumulator& b,
+                                        float2 rows_of_e) const {
     if constexpr (kGate == GateTile::token) sum_token_gates(view, b, row_sums, steep, thread);
 
-    // q dq - k dk, of the early chunk k dk - q dq, and r.
-    Accumulator e;
-    if constexpr (kGated) {
+    if constexpr (kGated) {  // r
       if (thread < kTile && (!late || first)) {
         const int own_part = again<Core>(part, fresh_group);
         float* own_run = view.floats(Layout::run) + own_part * kTile;
@@ -340,31 +392,8 @@ struct PairEnd {
         }
         own_run[thread] = sum + view.floats(Layout::decays)[own_part * kTile + thread] * by_pairs;
       }
-      if (first) {
-        clear(e);
-      } else {
-        dg_so_far.restore(e);
-      }
-      const auto add = [&](int tile, const Accumulator& a, float sign) {
-        std::uint32_t of_tile[16];
-        load_operand<k_inner>(of_tile, base + tile, thread);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          const float2 t = ptx::unpack_bf16(of_tile[i]);
-          e[2 * i] += sign * t.x * a[2 * i];
-          e[2 * i + 1] += sign * t.y * a[2 * i + 1];
-        }
-      };
-      if (steep) {  // of this query head's dk, not of all of them
-#pragma unroll
-        for (int i = 0; i < 32; ++i) e[i] += late ? steep_e.x[i] : -steep_e.x[i];
-      } else {
-        if (late || last) add(across_tile, across, 1.0f);
-        if (!late || last) add(within_tile, within, -1.0f);
-      }
-      if (!last) dg_so_far.put(e);
     }
-    if (kGated && p.scale < 0.0f && !steep) {  // what follows takes its logarithm
+    if (kGated && p.scale < 0.0f) {  // what follows takes its logarithm
 #pragma unroll
       for (int i = 0; i < 32; ++i) {
         across[i] = late ? -across[i] : across[i];
@@ -402,10 +431,10 @@ struct PairEnd {
               crossings[0] + crossings[1] + crossings[2] + crossings[3];
         }
       } else {
-        store_token_gates(view, at, rows, e, signs, run, row_sums, thread);
+        store_token_gates(view, at, rows, rows_of_e, run, row_sums, thread);
       }
     } else {
-      gradients.store_with_gates(e, across, within, signs, run);
+      gradients.store_with_gates(across, within, signs, run);
     }
     Core::publish();  // TMA writes next where threads have written
     if constexpr (kBulk) Core::arrive(base + Layout::inputs_empty);
@@ -450,6 +479,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
   Aside<float, 32> dk_so_far, dg_so_far;  // of the query heads done
   std::uint32_t crossed[16];
   Accumulator b;
+  float2 rows_of_e = make_float2(0.0f, 0.0f);
   Local<float, 32> steep_e;
   const auto step = [&](unsigned& unit) {  // whether there is more
     const PairPlace& at = view.place_of(unit);
@@ -519,19 +549,30 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         if constexpr (kApart) {
           if (steep) break;
           pair.finish_near(across, within, b, crossed);
+          if constexpr (kGated) {
+            Accumulator e;
+            clear(e);
+            pair.add_near(e, across, within);
+            pair.put_e(e, rows_of_e);
+          }
         } else {
           steep ? pair.finish_steep(across, within, b, crossed, steep_e) : pair.finish_near(across, within, b, crossed);
-          pair.leave(steep, across, within, b, steep_e, dk_so_far, dg_so_far);
+          pair.join_heads(steep, across, within, steep_e, rows_of_e, dk_so_far, dg_so_far);
+          pair.leave(steep, across, within, b, rows_of_e);
         }
       }
       if constexpr (kApart) {
-        PairEnd<View, kGrouped>(view, unit)
-            .leave(View::alike(done_steeply), across, within, b, steep_e, dk_so_far, dg_so_far);
+        PairEnd<View, kGrouped>(view, unit).leave(View::alike(done_steeply), across, within, b, rows_of_e);
         done_steeply = false;
       }
       if (!step(unit)) return;
     }
-    if constexpr (kApart) PairEnd<View, kGrouped>(view, unit).finish_steep(across, within, b, crossed, steep_e);
+    if constexpr (kApart) {
+      const PairEnd<View, kGrouped> pair(view, unit);
+      Held<float, 32> e;
+      pair.finish_steep(across, within, b, crossed, e);
+      pair.put_e(e.x, rows_of_e);
+    }
   }
 }
 

@@ -31,39 +31,50 @@ __device__ __forceinline__ float dot_of_rows(const char* a, const char* b, int t
   return sum;
 }
 
-// Of a tile that falls by more than kSteep, by blocks: across and within from what reaches beyond the chunk to dq and
-// dk, and scale q dq - k dk.
-template <class View>
+// Rows of q (k) as they are, to where q~ (k~) was.
+template <bool kQueries, class View>
+__device__ __forceinline__ void load_again(const View& view, const PairPlace& at, int thread) {
+  const Params& p = view.p;
+  const int head = kQueries ? at.kv_head * p.group + at.in_group : at.kv_head;
+  load_tile(view.own_tile(kQueries ? View::Layout::q : View::Layout::k),
+            view.rows_at(at, kQueries ? p.q : p.k, 2, head, at.key_tile * kTile, p.key_dim), thread);
+  ptx::copy_async_commit();
+}
+
+// Of a tile that falls by more than kSteep, by blocks: across and within from what reaches beyond the chunk to dq over
+// the scale and dk, but for the powers of b that they leave with, and scale q dq - k dk. kReload: another query
+// head has had the gates' place.
+template <bool kReload, class View, template <class, int> class Kept>
 __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPlace& at, int rows, Accumulator& across,
-                                                  Accumulator& within, Local<float, 32>& steep_e, int thread) {
+                                                  Accumulator& within, Accumulator& b, Kept<float, 32>& steep_e,
+                                                  int thread) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   constexpr GateTile kGate = View::kGate;
   const Params& p = view.p;
   const bool late = view.late;
-  const int channel = at.key_tile * kTile, query_head = at.kv_head * p.group + at.in_group;
+  const int channel = at.key_tile * kTile;
   const std::uint32_t own_q = view.own_tile(Layout::q), own_k = view.own_tile(Layout::k),
                       own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
   ColumnParts& by_keys = view.parts(view.part());
-  std::uint32_t operand[16];
-  load_operand<View::k_inner>(operand, own_a, thread);
   View::meet();
-  if (!late) put_operand<Core, true>(own_a, operand, thread);  // [query][key]
-  load_tile(own_q, view.rows_at(at, p.q, 2, query_head, channel, p.key_dim), thread);
-  load_tile(own_k, view.rows_at(at, p.k, 2, at.kv_head, channel, p.key_dim), thread);
-  ptx::copy_async_commit();
-  if constexpr (kGate == GateTile::narrow) view.load_gates(at);  // another query head has had their place
-  ptx::copy_async_wait<0>();
-  if constexpr (kGate == GateTile::narrow) view.turn_gates(at);
-  __syncwarp();  // a warp reads what it has loaded
-  Accumulator dq, dk;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dq[i] = late ? across[i] : within[i];
-    dk[i] = late ? within[i] : across[i];
+  if (late) {
+    load_again<true>(view, at, thread);
+  } else {
+    load_again<false>(view, at, thread);
+  }
+  const auto await_rows = [] {
+    ptx::copy_async_wait<0>();
+    __syncwarp();  // a warp reads what it has loaded
+  };
+  if constexpr (kReload && kGate == GateTile::narrow) {
+    view.load_gates(at);
+    ptx::copy_async_wait<0>();
+    view.turn_gates(at);
+    __syncwarp();
   }
   finish_by_blocks<Core>(
-      dq, dk, steep_e, own_q, own_k, own_a, own_gates, p.scale,
+      across, within, b, steep_e, !late, late ? own_q : own_k, late ? own_k : own_q, own_a, own_gates, p.scale,
       [&](Accumulator& sums, int thread) {
         if constexpr (kGate == GateTile::narrow) {
           sum_block(sums, own_gates, thread);
@@ -78,6 +89,7 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
           });
         }
       },
+      await_rows,
       [&](const Accumulator& beyond_keys, float2 to_end) {
         const int thread = fresh_thread();
         sum_beyond(by_keys, view.shared + view.own(Layout::k), beyond_keys, thread);
@@ -85,11 +97,7 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
         by_keys[thread / 32][2 * (thread % 32) + 1] *= to_end.y;
       });
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dq[i] *= p.scale;
-    across[i] = late ? dq[i] : dk[i];
-    within[i] = late ? dk[i] : dq[i];
-  }
+  for (int i = 0; i < 32; ++i) b[i] *= (late ? 1.0f : -1.0f) / (View::kTileOfGates ? kLog2E : 1.0f);
 }
 
 // Running sums of gates of f32, where an accumulator has its elements: before a is put where what is left of the
@@ -109,7 +117,7 @@ __device__ __forceinline__ void sum_wide_gates(const View& view, Accumulator& b,
   View::meet_group();
 }
 
-// Running sums of gates of one a token, where an accumulator has its elements; of a steep tile none.
+// Running sums of gates of one a token, where an accumulator has its elements; of a steep tile b is there.
 template <class View>
 __device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b, float* row_sums, bool steep,
                                                 int thread) {
@@ -118,25 +126,21 @@ __device__ __forceinline__ void sum_token_gates(const View& view, Accumulator& b
   }
   View::meet_group();
   const float2 of_rows = token_sums(ptx::shared_address(row_sums), thread);
-  const float low = steep ? 0.0f : of_rows.x, high = steep ? 0.0f : of_rows.y;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) b[i] = i & 2 ? high : low;
+  for (int i = 0; i < 32; ++i) b[i] = steep ? b[i] : i & 2 ? of_rows.y : of_rows.x;
 }
 
-// dg of one gate a token, this key tile's part, from e, 2^-B with its sign, and what it has from beyond the chunk.
+// dg of one gate a token, this key tile's part, from sums of e over a thread's rows, and what it has from beyond the
+// chunk.
 template <class View>
-__device__ __forceinline__ void store_token_gates(const View& view, const PairPlace& at, int rows, const Accumulator& e,
-                                                  const float* signs, const float* run, float* row_sums, int thread) {
+__device__ __forceinline__ void store_token_gates(const View& view, const PairPlace& at, int rows, float2 rows_of_e,
+                                                  const float* run, float* row_sums, int thread) {
   const Params& p = view.p;
   const int warp = thread >> 5, lane = thread & 31;
-  float sums[2] = {};
-#pragma unroll
-  for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
-  const float low = sum_of_quad(sums[0]), high = sum_of_quad(sums[1]);
   View::meet_group();  // the gates in row_sums have been read
   if ((lane & 3) == 0) {
-    row_sums[row_of_element(thread, 0)] = low;
-    row_sums[row_of_element(thread, 2)] = high;
+    row_sums[row_of_element(thread, 0)] = rows_of_e.x;
+    row_sums[row_of_element(thread, 2)] = rows_of_e.y;
   }
   View::meet_group();
   if (warp == 0) {

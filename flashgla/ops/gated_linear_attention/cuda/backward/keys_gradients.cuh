@@ -20,6 +20,10 @@ __device__ __forceinline__ void store_pieces(const Rows& r, std::uint32_t tile, 
   }
 }
 
+// As so many numbers of bf16 e is summed, where gates are a tile.
+template <GateTile kGate>
+constexpr int kPartsOfE = kGate == GateTile::wide ? 3 : 2;
+
 template <class View>
 struct PairGradients {
   using Core = typename View::Core;
@@ -85,14 +89,12 @@ struct PairGradients {
       }
     });
   }
-  // dg of a tile of gates: sums from the chunk's end back, of e as two or three numbers of bf16, while dq and dk leave.
-  __device__ __forceinline__ void store_with_gates(Accumulator& e, const Accumulator& across, const Accumulator& within,
+  // dg of a tile of gates: sums from the chunk's end back, of e as put_e has left it, while dq and dk leave.
+  __device__ __forceinline__ void store_with_gates(const Accumulator& across, const Accumulator& within,
                                                    const float* signs, const float* run) const {
     constexpr Stored k_outer = View::k_outer;
     const bool late = view.late;
-    constexpr int kParts = kGate == GateTile::wide ? 3 : 2;
     const std::uint32_t tiles[3] = {view.own_tile(Layout::a), view.own_tile(Layout::q), own_gates};
-    put_parts<Core, kParts>(tiles, e, thread);
     std::uint32_t triangle[16];
     triangle_of_ones<Triangle::upper>(triangle, thread);
     Core::publish();
@@ -101,7 +103,7 @@ struct PairGradients {
     Core::begin(triangle);
     Core::template product<k_outer, true>(dg, triangle, tiles[0], thread);
 #pragma unroll
-    for (int i = 1; i < kParts; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
+    for (int i = 1; i < kPartsOfE<kGate>; ++i) Core::template product<k_outer>(dg, triangle, tiles[i], thread);
     Core::commit();
     store_gradient(late, across);
     store_gradient(!late, within);

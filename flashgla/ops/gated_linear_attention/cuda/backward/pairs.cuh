@@ -35,11 +35,11 @@ struct PairShared {  // offsets
   static constexpr int v_early = 0, h = kTileBytes, v_late = 2 * kTileBytes, d_o_late = 3 * kTileBytes,
                        dh = 4 * kTileBytes, d_o_early = 5 * kTileBytes, stage = 6 * kTileBytes;
   static constexpr int stages = in_bulk ? 3 : 2;
-  // The epilogue's, of each group: q~, k~, a, and gates, or what a steep tile needs, as the scratch after them. Over
-  // the stages where these are not filled ahead, so that 99 KiB do.
+  // The epilogue's, of each group: q~, k~, a, and gates, or what a steep tile needs. Over the stages where these are
+  // not filled ahead, so that 99 KiB do.
   static constexpr int q = 0, k = kTileBytes, a = 2 * kTileBytes, gates = 3 * kTileBytes, group = 4 * kTileBytes;
   static constexpr int epilogue = in_bulk ? stages * stage : 0;
-  static constexpr int scratch = epilogue + 2 * group, parts = scratch + kTileBytes;
+  static constexpr int parts = epilogue + 2 * group;
   // [2] each, of the groups: sums by keys, by the other chunk; decays, sums by row, what the
   // exponents of dq's and of dk's factors begin with and 2^-B.
   static constexpr int decays = parts + 4 * sizeof(ColumnParts), row_sums = decays + 2 * kTile * 4,

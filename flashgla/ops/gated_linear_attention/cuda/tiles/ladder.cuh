@@ -23,10 +23,11 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // block before the query as anchor. A token is then either a query or a key, so one operand X holds both, each element
 // times its power W, whose exponents are sums of gates between a token and the anchor: at most 0.
 
-// Of k-step k16 the operand X, from q's and k's, and W where an accumulator has its elements.
+// Of k-step k16 the operand X, from q's and k's (mirrored: from k's and q's), and W where an accumulator has its
+// elements.
 __device__ __forceinline__ void level_of_block(std::uint32_t (&x)[4], float (&w)[8], int size, int k16,
                                                const std::uint32_t (&q)[4], const std::uint32_t (&k)[4],
-                                               const Accumulator& sums, int lane) {
+                                               const Accumulator& sums, int lane, bool mirrored = false) {
   const int row = lane / 4, anchor = size == 8 ? 7 : (row & ~(2 * size - 1)) + size - 1;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -40,7 +41,7 @@ __device__ __forceinline__ void level_of_block(std::uint32_t (&x)[4], float (&w)
       power[e] = ptx::exp2(-fabsf(sums[at + e] - there));
       w[2 * i + e] = power[e];
     }
-    const float2 pair = ptx::unpack_bf16(query ? q[i] : k[i]);
+    const float2 pair = ptx::unpack_bf16(query != mirrored ? q[i] : k[i]);
     x[i] = ptx::pack_bf16(pair.x * power[0], pair.y * power[1]);
   }
 }
