@@ -102,7 +102,8 @@ __device__ __forceinline__ void gate_tokens_steeply(Local<std::uint32_t, 16>& st
 enum class Part { whole, one_anchor, rest };
 
 // Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. asks_early: a
-// chunk is asked for before the one before it has come, else when it has; of pairs alone, others always do.
+// chunk is asked for before the one before it has come, else when it has, or still later; of pairs alone, others always
+// do.
 template <class Core, FusedGate gate, bool kPairs>
 __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
@@ -171,6 +172,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   const auto walk = [&](auto of_part) __attribute__((always_inline)) {
     constexpr Part part = decltype(of_part)::value;
     bool begun = part == Part::rest;  // the chunk, in the loop before
+    // Of pairs with key gates the next chunk's rows are asked for together, when this one's products are done.
+    const bool asks_last = kPairs && key && part != Part::rest && !asks_early;
     int c = done;
 #pragma unroll 1
     for (; left > 0; ++c, left -= kChunk) {
@@ -198,11 +201,16 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         }
       }
       const auto load_late = [&] {
-        if (kPairs && !asks_early) load_next();
+        if (kPairs && !asks_early && !asks_last) load_next();
       };
       const auto leave_chunk = [&](Accumulator& o, float2 o_scale) {
         __syncthreads();  // the operands have been read, by both groups: they ask for the next rows together
+        if (asks_last) load_next();
         if constexpr (key) {
+          if (asks_last) {
+            if (left > kChunk) view.load_gates(g_next, left - kChunk, std::false_type());
+            ptx::copy_async_commit();
+          }
           if (left > kChunk) view.load(v_slot, v_next, p.v, rows_next(), V - v0);
           ptx::copy_async_commit();
         }
@@ -223,19 +231,24 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           if (!in_f32 && p.logit_scale != 0.0f) view.turn_logits_here(rows_here());
           Core::publish();
           view.sync_moved();  // g, q and k are there
-          load_late();
         }
+        load_late();
         // The rung has served this group, or not. Either group of a pair refills both tiles of gates, so each waits for
         // the other: beyond.
         bool beyond;
         const auto served = [&](bool own) {
-          ptx::copy_async_wait<1>();
+          if (asks_last) {
+            ptx::copy_async_wait<0>();
+          } else {
+            ptx::copy_async_wait<1>();
+          }
           Core::publish();
           beyond = kPairs ? __syncthreads_or(!own) : sync_fresh_group_or(!own);
           return __any_sync(0xffffffffu, kPairs && beyond ? sync_fresh_group_or(!own) : beyond) == 0;
         };
         const auto refill_gates = [&](auto in_halves) {
           if (kPairs && beyond) __syncthreads();
+          if (asks_last) return;
           if (left > kChunk) view.load_gates(g_next, left - kChunk, in_halves);
           ptx::copy_async_commit();
         };
