@@ -224,7 +224,7 @@ std::vector<Case> path_cases() {
       if (tried && values == GateValues::trained) add("two_passes_packed_long_" + name, by_longest);
     }
   }
-  // Every rung of the narrow kernels' ladder and chunks that go from one to another, with gates of both dtypes.
+  // Every rung of the ladder and chunks that go from one to another, with gates of both dtypes.
   for (const GateValues values : gate_values()) {
     if (values == GateValues::trained || values == GateValues::extreme) continue;
     for (const DType gate_dtype : {DType::bf16, DType::f32}) {
@@ -244,6 +244,20 @@ std::vector<Case> path_cases() {
       Case brief = rungs;  // a last chunk of a few tokens, which one anchor holds for stronger gates
       brief.length = 84;
       add("rungs_brief_" + name, brief);
+      if (values == GateValues::resets || values == GateValues::mixed) {
+        Case crowded = rungs;  // as narrow_crowded: of a block's two heads one may leave its first loop alone
+        crowded.batch = 100;
+        crowded.length = 150;
+        add("rungs_crowded_" + name, crowded);
+      }
+      Case wide = rungs;  // by blocks, near ones too, also where the gates' place is another query head's
+      wide.batch = wide.heads = 2;
+      wide.query_heads = 2;
+      wide.key_dim = 128;
+      wide.value_dim = 192;
+      add("rungs_wide_" + name, wide);
+      wide.query_heads = 4;
+      add("rungs_wide_grouped_" + name, wide);
       rungs.strided = true;
       rungs.key_dim = 40;
       rungs.value_dim = 48;
