@@ -8,17 +8,23 @@
 
 namespace flashgla::ops::selective_scan::cuda {
 
-// steps_of() of biases times log2(e), with half of its instructions and to 2e-7: enough for inputs of bf16.
+constexpr float kNoStep = 1e-30f;  // is not divided by to infinity, and leaves every state what it is
+
+// Steps of channels in units of ln 2, no less than kNoStep, which the bias -inf gives. Of bf16 biases times log2(e),
+// with half of the instructions of softplus() and to 2e-7.
 template <class T>
-__device__ __forceinline__ void short_steps_of(const Vector<T, kWide>& raw, const float (&bias)[kWide], bool real,
+__device__ __forceinline__ void units_of_steps(const Vector<T, kWide>& raw, const float (&bias)[kWide],
                                                float (&dt)[kWide]) {
-  const float scale = real ? kLn2 : 0.0f;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    const float biased = fmaf(raw[i], kLog2E, bias[i]);
-    float logarithm;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(1.0f + ops::cuda::power_of_two(-fabsf(biased))));
-    dt[i] = (fmaxf(biased, 0.0f) + logarithm) * scale;
+    if constexpr (sizeof(T) == 2) {
+      const float biased = fmaf(raw[i], kLog2E, bias[i]);
+      float logarithm;
+      asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(logarithm) : "f"(1.0f + ops::cuda::power_of_two(-fabsf(biased))));
+      dt[i] = fmaxf(biased, kNoStep) + logarithm;
+    } else {
+      dt[i] = fmaxf(kLog2E * softplus(raw[i] + bias[i]), kNoStep);
+    }
   }
 }
 
@@ -35,15 +41,11 @@ struct Prepared {
                dy = lines.get(kDy, chunk), output = lines.get(kOutput, chunk);
     keys = lines.get(kKeys, chunk);
     float bias[kWide];
-    load_floats(&shared.bias[where.wide], bias);
-    if constexpr (sizeof(T) == 2) {
-      short_steps_of(raw, bias, lines.there(chunk), dt);
-    } else {
-      steps_of(raw, bias, lines.there(chunk), dt);
-    }
+    load_floats((lines.there(chunk) ? shared.bias : shared.none) + where.wide, bias);
+    units_of_steps(raw, bias, dt);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) {
-      driven[i] = dt[i] * x[i];
+      driven[i] = kLn2 * dt[i] * x[i];
       const float open = ops::cuda::sigmoid(z[i]), gate = z[i] * open;
       dsum[i] = dy[i] * gate;
       dz[i] = dy[i] * output[i] * fmaf(gate, 1.0f - open, open);
@@ -75,36 +77,34 @@ __device__ __forceinline__ void total_of_wide(const LaneSums& sums, const Where&
   }
 }
 
-// The slope of dt = softplus(biased): sigmoid(biased), which is 1 - e^-dt. That is 1e-7 off, 2^-9 of it where dt is
-// below 6e-5: enough for bf16.
-__device__ __forceinline__ float slope_of_step(float dt) { return 1.0f - ops::cuda::power_of_two(-kLog2E * dt); }
-
 // The gradients of a chunk's x and raw, from what the walk has left.
 template <class T, int kBuffers>
 __device__ __forceinline__ void finish(const BackwardLines<T, kBuffers>& lines, int chunk,
                                        typename BackwardShared<T, kBuffers>::OfWarp& shared, const Where& where,
                                        float (&to_x)[kWide], float (&to_raw)[kWide]) {
   const auto x = lines.template get<true>(kX, chunk);
-  float dt[kWide], dsum[kWide], skip[kWide], to_driven[kWide], to_dt[kWide], slope[kWide];
+  float dt[kWide], dsum[kWide], skip[kWide], to_driven[kWide], to_dt[kWide];
   load_floats(&shared.dt[chunk & 1][where.token][where.wide], dt);
   load_floats(&shared.dsum[chunk & 1][where.token][where.wide], dsum);
   load_floats(&shared.skip[where.wide], skip);
-  if constexpr (sizeof(T) == 2) {
+  total_of_wide<0>(shared.sums[where.token], where, to_driven);
+  total_of_wide<1>(shared.sums[where.token], where, to_dt);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) slope[i] = slope_of_step(dt[i]);
+  for (int i = 0; i < kWide; ++i) {
+    to_x[i] = fmaf(to_driven[i], kLn2 * dt[i], skip[i] * dsum[i]);
+    to_raw[i] = fmaf(to_driven[i], x[i], to_dt[i] * ops::cuda::reciprocal(dt[i]));
+  }
+  // Times the slope of softplus(biased): sigmoid(biased).
+  if constexpr (sizeof(T) == 2) {
+    // Which is 1 - e^-dt, 1e-7 off, 2^-9 of it where dt is below 6e-5: enough for bf16.
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) to_raw[i] = fmaf(-to_raw[i], ops::cuda::power_of_two(-dt[i]), to_raw[i]);
   } else {
     const auto raw = lines.template get<true>(kRaw, chunk);
     float bias[kWide];
     load_floats(&shared.bias[where.wide], bias);
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) slope[i] = ops::cuda::sigmoid(raw[i] + bias[i]);
-  }
-  total_of_wide<0>(shared.sums[where.token], where, to_driven);
-  total_of_wide<1>(shared.sums[where.token], where, to_dt);
-#pragma unroll
-  for (int i = 0; i < kWide; ++i) {
-    to_x[i] = fmaf(to_driven[i], dt[i], skip[i] * dsum[i]);
-    to_raw[i] = fmaf(to_driven[i], x[i], kLn2 * to_dt[i]) * slope[i];
+    for (int i = 0; i < kWide; ++i) to_raw[i] *= ops::cuda::sigmoid(raw[i] + bias[i]);
   }
 }
 
@@ -134,6 +134,14 @@ __device__ __forceinline__ unsigned key_sums_of(unsigned item) {
 }
 
 __device__ __forceinline__ float4 four_of(const float (&x)[4]) { return make_float4(x[0], x[1], x[2], x[3]); }
+
+// Into shared memory, without a branch, which would cut the piece of code around it in two.
+__device__ __forceinline__ void store_where(bool wanted, const float (&x)[4], std::uint32_t to) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %0, 0;\n@p st.shared.v4.f32 [%1], {%2, %3, %4, %5};\n}" ::"r"(
+                   static_cast<int>(wanted)),
+               "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
 
 // What each segment but the first carries back of the state's gradient when nothing comes from behind it.
 template <class T>
@@ -200,7 +208,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   constexpr bool kInOnePiece = kBuffers > 0;
   constexpr int kTokensAtOnce = kInOnePiece ? kGroup : 1;
   Shared& block = *reinterpret_cast<Shared*>(memory);
-  const Where where(call.tiles, call.segments);
+  const Where where = Where::held(call.tiles, call.segments);
   const Square<kQuad> square(where.lane);
   const Place place(call, where.sequence);
   const Chunks chunks(place, where.segment, call.segments);
@@ -210,9 +218,15 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   for (int segment = call.segments - 1; segment > where.segment; --segment) {
     through_segment(call, where, segment, rates, dh);
   }
+#pragma unroll
+  for (int i = 0; i < kQuad; ++i) {
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k) rates[i][k] *= kLn2;  // from here on, steps are in units of ln 2
+  }
   load_parameter(call, where, call.dt_bias, shared.bias);
   load_parameter(call, where, call.skip, shared.skip);
-  if constexpr (sizeof(T) == 2) shared.bias[where.lane] *= kLog2E;  // short_steps_of()
+  if constexpr (sizeof(T) == 2) shared.bias[where.lane] *= kLog2E;  // units_of_steps()
+  shared.none[where.lane] = -INFINITY;
   shared.skips.store(where.lane, dskip);
   const std::int64_t row = place.line * (call.cu_seqlens == nullptr ? call.length : 0) + place.begin;
   BackwardLines<T, kBuffers> lines(call, gradients, where, place, shared);
@@ -232,14 +246,6 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
   const SumOfLanes sum(where.lane);
   const unsigned own_sums = LaneSums::own_place(static_cast<unsigned>(where.lane));
   constexpr bool kExact = Shared::OfWarp::kExact;
-  const int factors = kExact ? square.channel : factors_of(where.lane);
-  if (where.lane < kChunk) {
-#pragma unroll
-    for (int i = kWarp; i < kRow; ++i) {
-      for (auto& driven : shared.driven) driven[where.lane][i] = 0.0f;
-      for (auto& dsum : shared.dsum) dsum[where.lane][i] = 0.0f;
-    }
-  }
   // What is left to do of a chunk behind its walk.
   const auto store = [&](int chunk, bool wanted, const float(&to_x)[kWide], const float(&to_raw)[kWide]) {
     float* const room = &shared.dt[chunk & 1][where.token][where.wide];
@@ -247,8 +253,10 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     lines.store(kDraw, to_raw, chunk, wanted, room);
   };
   const unsigned item = threadIdx.x % (kThreads / 2) * 4;
-  // By way of an exchange with itself, or the compiler computes it again for every chunk.
-  const unsigned own_item = __shfl_sync(kAll, key_sums_of(item), where.lane);
+  // By way of an exchange with itself, or the compiler computes it again for every chunk. In f32 one register less.
+  const auto held = [&](unsigned x) { return __shfl_sync(kAll, x, where.lane); };
+  const unsigned own_item = sizeof(T) == 2 ? held(key_sums_of(item)) : key_sums_of(item);
+  const unsigned own_part = held(KeySums::own_place(static_cast<unsigned>(where.lane)));
   const auto store_keys_of_block = [&](int chunk) {
     block.written.wait((chunks.end - 1 - chunk) & 1);
     if (where.warp / 2 != (chunk & 1)) return;  // the others' turn
@@ -273,16 +281,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       shared.skips.store(where.lane, dskip);
       __syncwarp();
     }
-    KeySums(*keys)[2] = block.keys[chunk & 1][where.warp];
-    const auto store_key = [&](int t, int which, const KeyOfPart<kExact>& of) {
-      float4(&part)[2] = keys[t][which].of_part[where.lane / 16][where.lane / 4 % kParts];
-      if constexpr (kExact) {
-        if (where.lane / 2 % 2 == which) part[where.lane % 2] = four_of(of.sums[0]);
-      } else if (where.lane / 4 % kParts == where.lane % 4) {
-        part[0] = four_of(of.sums[0]);
-        part[1] = four_of(of.sums[1]);
-      }
-    };
+    const KeySums(*keys)[2] = block.keys[chunk & 1][where.warp];
     // In one piece, without stores or branches, so that they fill each other's gaps: the states before the chunk's
     // second half, what is left to do of the chunk behind (in the first turn of nothing), and what the one before needs
     // (in the last turn of zeros).
@@ -318,6 +317,11 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
     for (int first_of_group = kChunk - kGroup; first_of_group >= 0; first_of_group -= kGroup) {
       if (first_of_group == 0) lines.states(chunk, h);
       Passed passed[kGroup];
+      unsigned of_first = ptx::shared_address(&keys[first_of_group]) + own_part;
+      asm volatile("" : "+r"(of_first));  // or the compiler computes it again for every store
+      const auto store_key = [&](int i, int which, const float(&sums)[kQuad]) {
+        store_where(where.lane / 2 % 2 == which, sums, of_first + (2 * i + which) * sizeof(KeySums));
+      };
       TokenAhead next_ahead;
       next_ahead.load(shared, square, chunk & 1, first_of_group);
       TokenBack next_back;
@@ -326,27 +330,27 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
       for (int i = 0; i < kGroup; ++i) {
         const int t = first_of_group + i;
         const TokenAhead token = next_ahead;
-        float dsum[kQuad];
-        load_floats(&shared.dsum[chunk & 1][t][factors], dsum);
         if (i + 1 < kGroup) {
           next_ahead.load(shared, square, chunk & 1, t + 1);
         } else {
-          next_back.load(shared, square, factors, chunk & 1, t, token, dsum);
+          next_back.load(shared, square, chunk & 1, t, token);
         }
         ahead(token, rates, h, passed[i]);
         // As soon as the chunk's have been loaded for the second time.
         if (i == 0) lines.ask_states(chunk - 1, first_of_group == 0 && chunk > chunks.begin);
-        store_key(t, 1, KeyOfPart<kExact>(h, dsum, sum));
+        float to_c[kQuad];
+        sum_over_channels<kExact>(h, token.dsum, sum, to_c);
+        store_key(i, 1, to_c);
       }
 #pragma unroll
       for (int i = kGroup - 1; i >= 0; --i) {
         const int t = first_of_group + i;
         const TokenBack token = next_back;
-        if (i > 0) next_back.load(shared, square, factors, chunk & 1, t - 1);
-        float to_channels[kQuad];
-        const KeyOfPart<kExact> to_b = back<kExact>(token, passed[i], sum, rates, dh, da, to_channels);
+        if (i > 0) next_back.load(shared, square, chunk & 1, t - 1);
+        float to_b[kQuad], to_channels[kQuad];
+        back<kExact>(token, passed[i], sum, dh, da, to_b, to_channels);
         shared.sums[t].of_lane[own_sums] = four_of(to_channels);
-        store_key(t, 0, to_b);
+        store_key(i, 0, to_b);
       }
     }
     __syncwarp();
@@ -370,7 +374,7 @@ __global__ void __launch_bounds__(kThreads, 2) backward_kernel(Call<T> call, Gra
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
 #pragma unroll
-    for (int k = 0; k < kQuad; ++k) da[i][k] *= kLn2 * rates[i][k];
+    for (int k = 0; k < kQuad; ++k) da[i][k] *= kLn2;
   }
   store_states(call, where, da, gradients.da_log + slot * call.channels * call.states);
 }
@@ -406,7 +410,7 @@ __device__ __forceinline__ void sum_keys(const BackwardSums<T>& sums, std::int64
   T* const to = (four / kFours % 2 == 0 ? sums.db : sums.dc).at(row / sums.length, row % sums.length, 0);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int state = state_at<T>(static_cast<int>(four % kFours) * 4 + i);
+    const int state = static_cast<int>(four % kFours) * 4 + i;
     if (state < sums.states) to[state] = flashgla::cuda::from_float<T>(total[i]);
   }
 }

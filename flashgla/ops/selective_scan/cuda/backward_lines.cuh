@@ -10,7 +10,7 @@ namespace flashgla::ops::selective_scan::cuda {
 template <class T>
 struct Gradients {
   Lines<T> dy, dx, draw, dz;
-  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels, states as state_at() has them
+  float* partial;  // [tiles,rows,2 kStates]: db and dc of a block's channels
   float* da_log;   // [N,segments,E,K]
   float* dskip;    // [N,segments,E]
   std::int64_t rows;
@@ -30,23 +30,16 @@ struct LaneSums {
   static __device__ __forceinline__ unsigned own_place(unsigned lane) { return lane ^ lane / 8 % 2 * 2; }
 };
 
-// Of a token, db or dc of a warp's parts: [state / 4 % 2][part][state / 8], or (not exact) [state / 4 % 2][part]
-// [state / 2 % 2] of states (0, 8, 1, 9).
+// Of a token, db or dc of a warp's parts: [state / 4 % 2][part][state / 8].
 struct KeySums {
   float4 of_part[2][kParts][2];
+
+  // Bytes to a lane's: of two lanes with the same states one has db, the other one dc.
+  static __device__ __forceinline__ unsigned own_place(unsigned lane) {
+    return ((lane / 16 * kParts + lane / 4 % kParts) * 2 + lane % 2) * sizeof(float4);
+  }
 };
 constexpr unsigned kPartBytes = sizeof(KeySums) / (2 * kParts);
-
-// Whether sums over channels are exact, or matrix products of states, whose low bits are not looked at.
-template <class T>
-__host__ __device__ constexpr bool is_exact() {
-  return sizeof(T) == 4;
-}
-// The state whose db and dc a block's sums have at this place of a token's sixteen.
-template <class T>
-__device__ __forceinline__ int state_at(int place) {
-  return is_exact<T>() ? place : place % 2 * 8 + place / 4 % 2 * 4 + place / 8 * 2 + place / 2 % 2;
-}
 
 // What a lane reads of a chunk, of each of these tensors.
 enum Input { kX, kRaw, kZ, kDy, kOutput, kKeys, kInputs };
@@ -123,15 +116,15 @@ template <class T, int kBuffers>
 struct BackwardShared {
   static constexpr int kRooms = kBuffers == 2 ? 2 : 1;
   struct OfWarp : AheadRoom<T, kBuffers> {
-    static constexpr bool kExact = is_exact<T>();
+    static constexpr bool kExact = sizeof(T) == 4;  // of sums over lanes
     LaneSums sums[kChunk];
     float keys[kRooms][kChunk][2][kStates];
-    float driven[kRooms][kChunk][kRow];  // dt x
-    float dt[2][kChunk][kRow];           // also of the chunk behind
-    float dsum[2][kChunk][kRow];         // dy silu(z), likewise
-    float bias[kWarp], skip[kWarp];
-    const char* rows[kInputs + kOutputs][4];  // where the sequence's first token is, for lanes by l % 4
-    const float4* kept;                       // where the states before its first chunk are
+    float driven[kRooms][kChunk][kRow];           // dt x
+    float dt[2][kChunk][kRow];                    // in units of ln 2; also of the chunk behind
+    float dsum[2][kChunk][kRow];                  // dy silu(z), likewise
+    float bias[kWarp], none[kWarp], skip[kWarp];  // none: instead of the bias where there is no token
+    const char* rows[kInputs + kOutputs][4];      // where the sequence's first token is, for lanes by l % 4
+    const float4* kept;                           // where the states before its first chunk are
     SkipRoom<kBuffers> skips;
 
     static __device__ __forceinline__ int room_of(int chunk) { return chunk & (kRooms - 1); }

@@ -63,14 +63,17 @@ struct SumOfLanes {
       add_up<false>(second, over_states[1], sums);
     }
   }
+  template <bool kExact>
   __device__ __forceinline__ void of_channels(const float (&own)[kQuad], float (&sums)[kQuad]) const {
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) sums[k] = 0.0f;
-    add_up<true>(own, over_channels, sums);
+    add_up<kExact>(own, over_channels, sums);
   }
 };
 
-// Sums over the eight channels of two lanes, for a lane's states, of values times a factor of the channel.
+// A token's db or dc over the channels of a part of the warp, those of two lanes: sums, for a lane's states, of values
+// times a factor of the channel.
+template <bool kExact>
 __device__ __forceinline__ void sum_over_channels(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
                                                   const SumOfLanes& sum, float (&sums)[kQuad]) {
   float own[kQuad];
@@ -80,101 +83,51 @@ __device__ __forceinline__ void sum_over_channels(const float (&values)[kQuad][k
 #pragma unroll
     for (int i = 1; i < kQuad; ++i) own[k] = fmaf(values[i][k], by[i], own[k]);
   }
-  sum.of_channels(own, sums);
-}
-
-// The same as matrix products of the values themselves, to 2^-10 of each: of two states and two channels of a lane, the
-// states are in rows l / 4 and l / 4 + 8, the channels in columns l % 4 and l % 4 + 4. The other operand's column n has
-// the factors of those channels that rows r with r % 4 = n / 2 have, where state / 8 = n % 2, and zeros. So lanes with
-// l / 4 % 4 = l % 4 get sums that mean something, of states 4 (l / 16) + 2 p + (0, 0, 1, 1) + (0, 8, 0, 8) by products
-// p = 0, 1.
-__device__ __forceinline__ void multiply_states(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
-                                                float (&sums)[2][kQuad]) {
-#pragma unroll
-  for (int p = 0; p < 2; ++p) {
-#pragma unroll
-    for (int k = 0; k < kQuad; ++k) sums[p][k] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kQuad; i += 2) {
-      const float rows[kQuad] = {values[i][2 * p], values[i][2 * p + 1], values[i + 1][2 * p],
-                                 values[i + 1][2 * p + 1]};
-      multiply_tf32(rows, by[i], by[i + 1], sums[p]);
-    }
-  }
-}
-// Where a lane finds these factors in a token's row of channels: zeros are behind it.
-__device__ __forceinline__ int factors_of(int lane) {
-  return lane % 2 == lane / 4 % 2 ? kQuad * (lane / 2 % 2 + lane / 8 * 2) : kWarp;
+  sum.template of_channels<kExact>(own, sums);
 }
 
 // What the walk ahead needs of a token.
 struct TokenAhead {
-  float dt[kQuad], driven[kQuad], b[kQuad];  // of a lane's channels, of its states
+  float dt[kQuad], driven[kQuad], dsum[kQuad], b[kQuad];  // of a lane's channels, of its states
 
   template <class OfWarp>
   __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
     load_floats(&shared.dt[parity][t][square.channel], dt);
     load_floats(&shared.driven[OfWarp::room_of(parity)][t][square.channel], driven);
+    load_floats(&shared.dsum[parity][t][square.channel], dsum);
     load_floats(&shared.keys[OfWarp::room_of(parity)][t][0][square.state], b);
   }
 };
 
-// What the walk back needs of it.
+// What the walk back needs of it besides.
 struct TokenBack {
-  float dt[kQuad], driven[kQuad], dsum[kQuad], b[kQuad], c[kQuad];
+  float driven[kQuad], dsum[kQuad], b[kQuad], c[kQuad];
 
-  // factors: where in the row those are with which dh is added up over channels.
   template <class OfWarp>
-  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
-                                       int t) {
-    load_floats(&shared.dt[parity][t][square.channel], dt);
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t) {
     load_floats(&shared.dsum[parity][t][square.channel], dsum);
     load_floats(&shared.keys[OfWarp::room_of(parity)][t][0][square.state], b);
     load_floats(&shared.keys[OfWarp::room_of(parity)][t][1][square.state], c);
-    load_floats(&shared.driven[OfWarp::room_of(parity)][t][factors], driven);
+    load_floats(&shared.driven[OfWarp::room_of(parity)][t][square.channel], driven);
   }
-  // Of the token that was walked over last: what is there of it, and of dsum from `factors` on, is not loaded again.
+  // Of the token that was walked over last: what is there of it is not loaded again.
   template <class OfWarp>
-  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int factors, int parity,
-                                       int t, const TokenAhead& token, const float (&dsum_there)[kQuad]) {
+  __device__ __forceinline__ void load(const OfWarp& shared, const Square<kQuad>& square, int parity, int t,
+                                       const TokenAhead& token) {
     load_floats(&shared.keys[OfWarp::room_of(parity)][t][1][square.state], c);
-    if constexpr (OfWarp::kExact) {
-#pragma unroll
-      for (int k = 0; k < kQuad; ++k) {
-        dsum[k] = dsum_there[k];
-        driven[k] = token.driven[k];
-      }
-    } else {
-      load_floats(&shared.dsum[parity][t][square.channel], dsum);
-      load_floats(&shared.driven[OfWarp::room_of(parity)][t][factors], driven);
-    }
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
-      dt[k] = token.dt[k];
+      driven[k] = token.driven[k];
+      dsum[k] = token.dsum[k];
       b[k] = token.b[k];
     }
   }
 };
 
-// What a token does to the states: their decays, and what is left of those before it.
+// What a token does to the states: their decays, and what is left of those before it, times the decay's exponent: the
+// gradient of the state times that is, over the channels' states, d(dt) dt, and over the tokens da_log.
 struct Passed {
-  float decay[kQuad][kQuad], left[kQuad][kQuad];
-};
-
-// A token's db or dc over the channels of a part of the warp: values times a factor of each channel, which is one of
-// the lane's channels or (not kExact) lies at factors_of().
-template <bool kExact>
-struct KeyOfPart {
-  float sums[kExact ? 1 : 2][kQuad];
-
-  __device__ __forceinline__ KeyOfPart(const float (&values)[kQuad][kQuad], const float (&by)[kQuad],
-                                       const SumOfLanes& sum) {
-    if constexpr (kExact) {
-      sum_over_channels(values, by, sum, sums[0]);
-    } else {
-      multiply_states(values, by, sums);
-    }
-  }
+  float decay[kQuad][kQuad], response[kQuad][kQuad];
 };
 
 // Forward over a token.
@@ -184,18 +137,20 @@ __device__ __forceinline__ void ahead(const TokenAhead& token, const float (&rat
   for (int i = 0; i < kQuad; ++i) {
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
-      passed.decay[i][k] = ops::cuda::power_of_two(token.dt[i] * rates[i][k]);
-      passed.left[i][k] = passed.decay[i][k] * h[i][k];
-      h[i][k] = fmaf(token.driven[i], token.b[k], passed.left[i][k]);
+      const float exponent = token.dt[i] * rates[i][k];
+      passed.decay[i][k] = ops::cuda::power_of_two(exponent);
+      const float left = passed.decay[i][k] * h[i][k];
+      h[i][k] = fmaf(token.driven[i], token.b[k], left);
+      passed.response[i][k] = exponent * left;
     }
   }
 }
 
-// Back over a token. to_channels: sums over eight states, as `LaneSums` has them. Returns the token's db.
+// Back over a token. to_b: its db. to_channels: sums over eight states, as `LaneSums` has them.
 template <bool kExact>
-__device__ __forceinline__ KeyOfPart<kExact> back(const TokenBack& token, const Passed& passed, const SumOfLanes& sum,
-                                                  const float (&rates)[kQuad][kQuad], float (&dh)[kQuad][kQuad],
-                                                  float (&da)[kQuad][kQuad], float (&to_channels)[kQuad]) {
+__device__ __forceinline__ void back(const TokenBack& token, const Passed& passed, const SumOfLanes& sum,
+                                     float (&dh)[kQuad][kQuad], float (&da)[kQuad][kQuad], float (&to_b)[kQuad],
+                                     float (&to_channels)[kQuad]) {
   float to_driven[kQuad], to_dt[kQuad];
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
@@ -206,20 +161,18 @@ __device__ __forceinline__ KeyOfPart<kExact> back(const TokenBack& token, const 
       to_driven[i] = fmaf(dh[i][k], token.b[k], to_driven[i]);
     }
   }
-  const KeyOfPart<kExact> to_b(dh, token.driven, sum);
+  sum_over_channels<kExact>(dh, token.driven, sum, to_b);
 #pragma unroll
   for (int i = 0; i < kQuad; ++i) {
     to_dt[i] = 0.0f;
 #pragma unroll
     for (int k = 0; k < kQuad; ++k) {
-      const float through = dh[i][k] * passed.left[i][k];
+      to_dt[i] = fmaf(dh[i][k], passed.response[i][k], to_dt[i]);
+      da[i][k] = fmaf(dh[i][k], passed.response[i][k], da[i][k]);
       dh[i][k] *= passed.decay[i][k];
-      to_dt[i] = fmaf(rates[i][k], through, to_dt[i]);
-      da[i][k] = fmaf(token.dt[i], through, da[i][k]);
     }
   }
   sum.template of_states<kExact>(to_driven, to_dt, to_channels);
-  return to_b;
 }
 
 }  // namespace flashgla::ops::selective_scan::cuda

@@ -81,10 +81,26 @@ struct Where {
   int first;    // channel of the warp
 
   __device__ __forceinline__ Where(std::int64_t tiles, int segments)
-      : lane(static_cast<int>(threadIdx.x) % kWarp),
-        warp(static_cast<int>(threadIdx.x) / kWarp),
-        token(lane / 4),
-        wide(lane % 4 * kWide),
+      : Where(tiles, segments, static_cast<int>(threadIdx.x) % kWarp, static_cast<int>(threadIdx.x) / kWarp,
+              static_cast<int>(threadIdx.x) % kWarp / 4, static_cast<int>(threadIdx.x) % 4 * kWide) {}
+
+  // With the lane's number in a register of its own and the warp's known to be all lanes': the compiler does not
+  // compute them, and what follows from them, from the thread's number again for every chunk.
+  static __device__ __forceinline__ Where held(std::int64_t tiles, int segments) {
+    unsigned lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    const int warp = __shfl_sync(kAll, static_cast<int>(threadIdx.x / kWarp), 0);
+    return {
+        tiles, segments, static_cast<int>(lane), warp, static_cast<int>(lane / 4), static_cast<int>(lane % 4 * kWide)};
+  }
+
+ private:
+  __device__ __forceinline__ Where(std::int64_t tiles, int segments, int own_lane, int own_warp, int own_token,
+                                   int own_wide)
+      : lane(own_lane),
+        warp(own_warp),
+        token(own_token),
+        wide(own_wide),
         tile(blockIdx.x % tiles),
         sequence(blockIdx.x / tiles / segments),
         segment(static_cast<int>(blockIdx.x / tiles % segments)),
