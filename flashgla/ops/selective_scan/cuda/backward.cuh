@@ -1,7 +1,7 @@
-// Backward: the chunks from the last to the first, a chunk's tokens four by four. Four tokens' decays, and what they
-// leave of the states before them, are computed again and stay in registers, where the walk back over the four finds
-// them: the last four from the states before them, which a walk over the first four finds. What a chunk needs of memory
-// is copied into shared memory while the chunk behind it is walked over.
+// Backward: the chunks from the last to the first, a chunk's tokens four by four. Four tokens' decays, and how states
+// answer to their steps, are computed again and stay in registers, where the walk back over the four finds them: the
+// last four from the states before them, which a walk over the first four finds. What a chunk needs of memory is copied
+// into shared memory while the chunk behind it is walked over.
 #pragma once
 
 #include "flashgla/ops/selective_scan/cuda/backward_tokens.cuh"

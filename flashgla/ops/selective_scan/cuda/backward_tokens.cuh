@@ -124,8 +124,8 @@ struct TokenBack {
   }
 };
 
-// What a token does to the states: their decays, and what is left of those before it, times the decay's exponent: the
-// gradient of the state times that is, over the channels' states, d(dt) dt, and over the tokens da_log.
+// What a token does to the states: their decays, and what is left of those before it times the decay's exponent. The
+// latter times the state's gradient, summed over a channel's states, is d(dt) dt, and summed over the tokens da_log.
 struct Passed {
   float decay[kQuad][kQuad], response[kQuad][kQuad];
 };
