@@ -49,9 +49,9 @@ CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuin
 }
 
 CUtensorMap tensor_map_of_rows(const char* operation, bool wide, void* data, const std::array<cuuint64_t, 4>& sizes,
-                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box) {
+                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box, bool swizzled) {
   return encoded(operation, wide ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, sizes,
-                 strides, box, CU_TENSOR_MAP_SWIZZLE_NONE);
+                 strides, box, swizzled ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace flashgla::cuda

@@ -14,8 +14,9 @@ CUtensorMap tensor_map(const char* operation, void* data, const std::array<cuuin
                        const std::array<cuuint64_t, 3>& strides, int rows);
 
 // Of f32 (wide) or bf16 elements, likewise, but for boxes of so many elements, 16 bytes or a multiple, by so many of
-// the second and of the third dimension, one behind the other.
+// the second and of the third dimension, one behind the other; with `swizzled`, of 32 bytes, in the 32-byte swizzle.
 CUtensorMap tensor_map_of_rows(const char* operation, bool wide, void* data, const std::array<cuuint64_t, 4>& sizes,
-                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box);
+                               const std::array<cuuint64_t, 3>& strides, const std::array<int, 3>& box,
+                               bool swizzled = false);
 
 }  // namespace flashgla::cuda
