@@ -27,12 +27,56 @@ __device__ __forceinline__ void send(std::uint32_t there, std::uint32_t word, st
 #endif
 }
 
+// The largest magnitudes of a thread's tokens: of the first tensor in the low half of the word, of the second above.
+template <int kTensors, int kAll>
+__device__ __forceinline__ std::uint32_t largest_of(const std::uint32_t (&raw)[kTensors][kAll][2]) {
+  std::uint32_t most[2] = {};
+#pragma unroll
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+#pragma unroll
+    for (int s = 0; s < kAll; ++s) {
+      most[tensor] = __vmaxu2(most[tensor], raw[tensor][s][0] & 0x7fff7fffu);
+      most[tensor] = __vmaxu2(most[tensor], raw[tensor][s][1] & 0x7fff7fffu);
+    }
+  }
+  return __vmaxu2(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
+}
+
+// Of `both` and what the block's warps have put into row `channel` of the room.
+__device__ __forceinline__ std::uint32_t largest_in_room(const std::uint32_t* room, int channel, std::uint32_t both) {
+#pragma unroll
+  for (int w = 0; w < kNarrowWarps / 4; ++w) {
+    const uint4 four = reinterpret_cast<const uint4*>(room + channel * kNarrowWarps)[w];
+    both = __vmaxu2(__vmaxu2(both, __vmaxu2(four.x, four.y)), __vmaxu2(four.z, four.w));
+  }
+  return both;
+}
+
+// Tokens of bf16 to f16, by a factor for each tensor; to `skip` are added products of both tensors' tokens.
+template <int kTensors, int kAll>
+__device__ __forceinline__ void scale_tokens(std::uint32_t (&raw)[kTensors][kAll][2], const float (&by)[2],
+                                             float& skip) {
+#pragma unroll
+  for (int s = 0; s < kAll; ++s) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float2 value[kTensors];
+#pragma unroll
+      for (int tensor = 0; tensor < kTensors; ++tensor) {
+        value[tensor] = ptx::unpack_bf16(raw[tensor][s][i]);
+        raw[tensor][s][i] = ptx::pack_f16(value[tensor].x * by[tensor], value[tensor].y * by[tensor]);
+      }
+      if (kTensors == 2) skip = fmaf(value[0].x, value[1].x, fmaf(value[0].y, value[1].y, skip));
+    }
+  }
+}
+
 // Makes the block's filters' spectra, of which a thread keeps its own eight pieces `to`, 32 apart: the skip in the
-// first row, each span's with what the one before it reaches over. Gives what takes numbers of channel row() back. All
-// of the block must come here.
-template <int kTop>
+// first row, each span's with what the one before it reaches over. Gives what takes numbers of row()'s channel back.
+// All of the block must come here.
+template <int kTop, class Columns>
 __device__ __forceinline__ float make_narrow_filters(const Call<__nv_bfloat16>& call, const NarrowTransform& transform,
-                                                     int channel, float* room, uint4* to) {
+                                                     const Columns& columns, int channel, float* room, uint4* to) {
   const int row = transform.row(), warp = transform.warp();
   const bool is_channel = channel + row < call.channels;
   float values[kSpans][4], sum = 0.0f;
@@ -40,35 +84,37 @@ __device__ __forceinline__ float make_narrow_filters(const Call<__nv_bfloat16>& 
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const std::int64_t t = s * kSpan + (i / 2 * 8 + 2 * transform.pair() + i % 2) * 16 + warp;
-      values[s][i] = is_channel && t < call.rows ? call.filter[t * call.channels + channel + row] : 0.0f;
+      const std::int64_t t = columns.token(s, i / 2 * 8 + 2 * transform.pair() + i % 2, warp);
+      values[s][i] = Columns::load_if(is_channel && t < call.rows, call.filter + t * call.channels + channel + row);
     }
   }
-  if (transform.pair() == 0 && warp == 0 && is_channel) values[0][0] += call.skip[channel + row];
+  const bool begins = transform.pair() == 0 && columns.token(0, 0, warp) == 0;
+  if (begins && is_channel) values[0][0] += call.skip[channel + row];
+  columns.exchange_filters(values);
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum += fabsf(values[s][i]);
   }
-  sum = transform.sum_over_pairs(sum);
-  if (transform.pair() == 0) room[row * kNarrowWarps + warp] = sum;
+  sum = Columns::over_pairs(sum, [](float a, float b) { return a + b; });
+  const int own = Columns::channel(row);
+  if (transform.pair() == 0 && Columns::is_first(row)) room[own * kNarrowWarps + warp] = sum;
   __syncthreads();
   float all = 0.0f;
 #pragma unroll
-  for (int w = 0; w < kNarrowWarps; ++w) all += room[row * kNarrowWarps + w];
+  for (int w = 0; w < kNarrowWarps; ++w) all += room[own * kNarrowWarps + w];
   const Scale scale = Scale::below(Scale::field_of(all), kTop);
+  const float by = Columns::with_sign(scale.to, row, warp);
   std::uint32_t tokens[kSpans][2];
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      tokens[s][i] = ptx::pack_f16(values[s][2 * i] * scale.to, values[s][2 * i + 1] * scale.to);
-    }
+    for (int i = 0; i < 2; ++i) tokens[s][i] = ptx::pack_f16(values[s][2 * i] * by, values[s][2 * i + 1] * by);
   }
   transform.columns(0, tokens);
   __syncthreads();
   Pair spectrum[2][kSpans];
-  transform.rows(0, spectrum);
+  columns.rows(transform, 0, spectrum);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -84,31 +130,35 @@ __device__ __forceinline__ float make_narrow_filters(const Call<__nv_bfloat16>& 
   return scale.from;
 }
 
-// Writes a block's sums of the filter's gradient, [span][t1 row(), eight on][channels 2 pair(), the next], to its
-// chunk's rows [rows,D] from its first channel on, in the first row `skip`, a thread's part of channel row()'s, which
+// Writes a block's sums of the filter's gradient, [span][t1 row(), eight on][columns 2 pair(), the next], to its
+// chunk's rows [rows,D] from `channel` on, in the first row `skip`, a thread's part of row()'s channel, which
 // is the skip's gradient too and has f32's digits. All of the block must come here.
+template <class Columns>
 __device__ __forceinline__ void store_narrow_sums(const Call<__nv_bfloat16>& call, const NarrowTransform& transform,
-                                                  int channel, float* room, float skip, float (&sums)[kSpans][4],
-                                                  float* to) {
+                                                  const Columns& columns, int channel, float* room, float skip,
+                                                  float (&sums)[kSpans][4], float* to) {
   const int row = transform.row(), pair = transform.pair(), warp = transform.warp();
-  skip = transform.sum_over_pairs(skip);
+  const int own = Columns::channel(2 * pair);
+  skip = Columns::over_pairs(skip, [](float a, float b) { return a + b; });
   __syncthreads();
-  if (pair == 0) room[row * kNarrowWarps + warp] = skip;
+  if (pair == 0 && Columns::is_first(row)) room[row * kNarrowWarps + warp] = skip;
   __syncthreads();
-  if (warp == 0 && row == 0) {
+  if (warp == 0 && row == 0 && Columns::is_first(2 * pair)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float all = 0.0f;
-      for (int w = 0; w < kNarrowWarps; ++w) all += room[(2 * pair + i) * kNarrowWarps + w];
+      for (int w = 0; w < kNarrowWarps; ++w) all += room[(own + i) * kNarrowWarps + w];
       sums[0][i] = all;
     }
   }
-  const bool whole = call.channels % 2 == 0 && channel + kNarrowChannels <= call.channels;
+  columns.exchange_sums(sums);
+  constexpr int kEach = kNarrowChannels;
+  const bool whole = call.channels % 2 == 0 && channel + kEach <= call.channels;
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t t = s * kSpan + (row + 8 * half) * 16 + warp;
+      const std::int64_t t = columns.token(s, row + 8 * half, warp);
       float* at = to + t * call.channels + 2 * pair;
       if (t >= call.rows) continue;
       if (whole) {
@@ -121,8 +171,7 @@ __device__ __forceinline__ void store_narrow_sums(const Call<__nv_bfloat16>& cal
       }
     }
   }
-  constexpr int kEach = kNarrowChannels;
-  for (std::int64_t item = kPoints * kEach + threadIdx.x; item < call.rows * kEach; item += kNarrowThreads) {
+  for (std::int64_t item = Columns::kTokens * kEach + threadIdx.x; item < call.rows * kEach; item += kNarrowThreads) {
     if (channel + item % kEach < call.channels) to[item / kEach * call.channels + item % kEach] = 0.0f;
   }
 }
@@ -199,7 +248,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
       reinterpret_cast<uint4*>(memory + kNarrowPointsAt + (kGradients ? 0 : kNarrowPointBytes)) + warp * 256 + lane;
   uint4* const own_filters =
       kGradients ? filters + (std::int64_t{blockIdx.x} * kNarrowWarps + warp) * 256 + lane : near_filters;
-  const float filter_from = 0.25f * make_narrow_filters<kFilterTop>(call, transform, share.channel,
+  const float filter_from = 0.25f * make_narrow_filters<kFilterTop>(call, transform, NarrowColumns(), share.channel,
                                                                     reinterpret_cast<float*>(room), own_filters);
   const float filter_scales[2] = {__shfl_sync(0xffffffffu, filter_from, 8 * pair),
                                   __shfl_sync(0xffffffffu, filter_from, 8 * pair + 4)};
@@ -246,44 +295,17 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   };
   const auto take = [&](int next, auto all) {
     constexpr int kAll = decltype(all)::value;
-    std::uint32_t raw[kTensors][kAll][2], most[2] = {};
+    std::uint32_t raw[kTensors][kAll][2];
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) transform.load_tokens(tensor, raw[tensor]);
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-#pragma unroll
-      for (int s = 0; s < kAll; ++s) {
-        most[tensor] = __vmaxu2(most[tensor], raw[tensor][s][0] & 0x7fff7fffu);
-        most[tensor] = __vmaxu2(most[tensor], raw[tensor][s][1] & 0x7fff7fffu);
-      }
-    }
-    // Of both tensors in a word.
-    std::uint32_t both = __vmaxu2(__byte_perm(most[0], most[1], 0x5410), __byte_perm(most[0], most[1], 0x7632));
-    both = __vmaxu2(both, __shfl_xor_sync(0xffffffffu, both, 1));
-    both = __vmaxu2(both, __shfl_xor_sync(0xffffffffu, both, 2));
+    std::uint32_t both = largest_of(raw);
+    both = NarrowColumns::over_pairs(both, [](std::uint32_t a, std::uint32_t b) { return __vmaxu2(a, b); });
     if (pair == 0) room[row * kNarrowWarps + warp] = both;
     hand_over(next);
-#pragma unroll
-    for (int w = 0; w < kNarrowWarps / 4; ++w) {
-      const uint4 four = reinterpret_cast<const uint4*>(room + row * kNarrowWarps)[w];
-      both = __vmaxu2(__vmaxu2(both, __vmaxu2(four.x, four.y)), __vmaxu2(four.z, four.w));
-    }
+    both = largest_in_room(room, row, both);
     {
-      const Scale scales[2] = {Scale::below(both >> 7 & 0xff, kTops[0]), Scale::below(both >> 23, kTops[1])};
-#pragma unroll
-      for (int s = 0; s < kAll; ++s) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float2 value[kTensors];
-#pragma unroll
-          for (int tensor = 0; tensor < kTensors; ++tensor) {
-            value[tensor] = ptx::unpack_bf16(raw[tensor][s][i]);
-            const float by = scales[tensor].to;
-            raw[tensor][s][i] = ptx::pack_f16(value[tensor].x * by, value[tensor].y * by);
-          }
-          if (kGradients) skip = fmaf(value[0].x, value[kSource].x, fmaf(value[0].y, value[kSource].y, skip));
-        }
-      }
+      const float by[2] = {Scale::below(both >> 7 & 0xff, kTops[0]).to, Scale::below(both >> 23, kTops[1]).to};
+      scale_tokens(raw, by, skip);
     }
 #pragma unroll
     for (int tensor = 0; tensor < kTensors; ++tensor) transform.columns(tensor, raw[tensor]);
@@ -391,7 +413,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   }
   if (last >= 0) hand_over(static_cast<int>(call.sequences));
   if constexpr (kGradients) {
-    store_narrow_sums(call, transform, share.channel, reinterpret_cast<float*>(room), skip, sums,
+    store_narrow_sums(call, transform, NarrowColumns(), share.channel, reinterpret_cast<float*>(room), skip, sums,
                       dfilter + std::int64_t{share.chunk} * call.rows * call.channels + share.channel);
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -107,21 +107,20 @@ class NarrowTransform {
   __device__ __forceinline__ int row() const { return lane_ / 4; }
   __device__ __forceinline__ int pair() const { return lane_ % 4; }
 
-  // Over the threads that have the same row(). All of the warp must come here.
-  static __device__ __forceinline__ float sum_over_pairs(float value) {
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
-  }
-
   // The functions below are of the first kAll spans: branches would keep products from running beside each other.
 
   // A warp's tokens of a tensor, [span][t1 half]: of channel row(), t1 2 pair() and the next.
   template <int kAll>
   __device__ __forceinline__ void load_tokens(int tensor, std::uint32_t (&to)[kAll][2]) const {
+    load_tokens<512>(tokens_ + tensor * kNarrowTokenBytes, to);
+  }
+  // The same of rows of which the lane has one of the first two spans' at `at`, the others kStep bytes on.
+  template <int kStep, int kAll>
+  static __device__ __forceinline__ void load_tokens(std::uint32_t at, std::uint32_t (&to)[kAll][2]) {
 #pragma unroll
     for (int i = 0; i < kAll / 2; ++i) {
       std::uint32_t words[4];
-      ptx::load_matrix_4_transposed(words, tokens_ + tensor * kNarrowTokenBytes + i * 512);
+      ptx::load_matrix_4_transposed(words, at + i * kStep);
       to[2 * i][0] = words[0];
       to[2 * i][1] = words[1];
       to[2 * i + 1][0] = words[2];
@@ -185,23 +184,41 @@ class NarrowTransform {
     }
   }
 
+  // Where a lane of the warp reads its first point of a tensor in columns_back; those of the next spans lie 256 bytes
+  // on. Before columns() and behind columns_back() no other warp touches these points.
+  __device__ __forceinline__ std::uint32_t own_points(int tensor, int lane) const {
+    const int low = lane % 8, mine = lane_ % 8;
+    return columns_ + tensor * kNarrowPointBytes + ((lane / 8 % 2 - lane_ / 8 % 2) * 8 + low - mine) * 4096 +
+           (lane / 16 - lane_ / 16) * 2048 + ((warp_ ^ low) - (warp_ ^ mine)) * 16;
+  }
+
+  // The matrix of the way back to tokens.
+  __device__ __forceinline__ void transpose_columns(std::uint32_t (&to)[2][4]) const {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[c][i] = ptx::transpose_matrix(column_[c][i % 2 * 2 + i / 2]);
+    }
+  }
+  // Where the lane reads a tensor's points in columns_back.
+  __device__ __forceinline__ std::uint32_t points(int tensor) const { return columns_ + tensor * kNarrowPointBytes; }
+
   // Calls use(span, values) of four spans at a time: of t1 row() and eight on, of channels 2 pair() and the next.
   template <int kAll, class Use>
   __device__ __forceinline__ void columns_back(int tensor, const Use& use) const {
     std::uint32_t column[2][4];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) column[c][i] = ptx::transpose_matrix(column_[c][i % 2 * 2 + i / 2]);
-    }
+    transpose_columns(column);
+    columns_back<kAll>(column, points(tensor), use);
+  }
+  template <int kAll, class Use>
+  static __device__ __forceinline__ void columns_back(const std::uint32_t (&column)[2][4], std::uint32_t from,
+                                                      const Use& use) {
 #pragma unroll
     for (int first = 0; first < kAll; first += 4) {
       std::uint32_t points[4][4];
       float values[4][4];
 #pragma unroll
-      for (int s = 0; s < 4; ++s) {
-        ptx::load_matrix_4_transposed(points[s], columns_ + tensor * kNarrowPointBytes + (first + s) * 256);
-      }
+      for (int s = 0; s < 4; ++s) ptx::load_matrix_4_transposed(points[s], from + (first + s) * 256);
 #pragma unroll
       for (int s = 0; s < 4; ++s) set_matrix(values[s], column[0], points[s][0], points[s][1]);
 #pragma unroll
@@ -239,6 +256,30 @@ class NarrowTransform {
   int lane_, warp_;
   std::uint32_t tokens_, columns_, rows_, steps_;
   std::uint32_t column_[2][4];  // e^(-2 pi i (16 t1 + t2) (k1 - 1/4) / 256)
+};
+
+// What the eight columns of a block's first product are: a channel each, of kPoints tokens.
+struct NarrowColumns {
+  static constexpr int kTokens = kPoints;
+
+  static __device__ __forceinline__ int channel(int column) { return column; }
+  static __device__ __forceinline__ bool is_first(int) { return true; }  // of its channel
+  static __device__ __forceinline__ int token(int span, int t1, int t2) { return span * kSpan + t1 * 16 + t2; }
+  // By `both` over the threads whose row() has the same channel. All of the warp must come here.
+  template <class Value, class Both>
+  static __device__ __forceinline__ Value over_pairs(Value value, const Both& both) {
+    value = both(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return both(value, __shfl_xor_sync(0xffffffffu, value, 2));
+  }
+  static __device__ __forceinline__ float with_sign(float value, int, int) { return value; }
+  static __device__ __forceinline__ void rows(const NarrowTransform& transform, int tensor, Pair (&to)[2][kSpans]) {
+    transform.rows(tensor, to);
+  }
+  // A number of memory, or 0.
+  static __device__ __forceinline__ float load_if(bool there, const float* at) { return there ? *at : 0.0f; }
+  // From threads that have eight channels' numbers to those of columns, and back.
+  static __device__ __forceinline__ void exchange_filters(float (&)[kSpans][4]) {}
+  static __device__ __forceinline__ void exchange_sums(float (&)[kSpans][4]) {}
 };
 
 // x becomes the correlation with w: of span l E_l + i E_(l+1), E_l the sum over a of the conjugate of x[a] times
