@@ -9,7 +9,7 @@
 #include "flashgla/ops/long_convolution/cuda/blocks.cuh"
 #include "flashgla/ops/long_convolution/cuda/direct.cuh"
 #include "flashgla/ops/long_convolution/cuda/fused_gradients.cuh"
-#include "flashgla/ops/long_convolution/cuda/narrow.cuh"
+#include "flashgla/ops/long_convolution/cuda/narrow_cluster.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.h"
 #include "flashgla/ops/long_convolution/implementations.h"
 #include "flashgla/ops/weight_in_f32.h"
@@ -50,15 +50,17 @@ struct Cut {
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
   bool whole() const { return whole_; }
+  // Whether two blocks of a cluster have room for a sequence.
+  bool clusters() const { return whole_ && longest_ <= cuda::kClusterPoints; }
   std::int64_t longest() const { return longest_; }  // tokens of a sequence
-  // Chunks of sequences of fused blocks of `across` channels, `beside` of them a multiprocessor: the least time, a
-  // block taking `each` transforms a sequence and `once` beside them.
-  int chunks(int across, std::int64_t each, std::int64_t once) const {
+  // Chunks of sequences of fused blocks, or clusters, of `across` channels, of which `places` run at once: the least
+  // time, a block taking `each` transforms a sequence and `once` beside them.
+  int chunks(int across, std::int64_t each, std::int64_t once, std::int64_t places = kMultiprocessors) const {
     int best = 1;
     std::int64_t least = 0;
     for (int chunks = 1; chunks <= std::min<std::int64_t>(sequences, kGroups); ++chunks) {
       const std::int64_t time =
-          ceil_of(fused_blocks(across, chunks), kMultiprocessors) * (each * ceil_of(sequences, chunks) + once);
+          ceil_of(fused_blocks(across, chunks), places) * (each * ceil_of(sequences, chunks) + once);
       if (chunks > 1 && time >= least) continue;
       best = chunks;
       least = time;
@@ -248,7 +250,7 @@ bool by_boxes(const Inputs& in, const TensorView& from, const TensorView& to) {
 }
 
 // Boxes of so many channels, so many tokens that are `fold` apart and so many of those: T is a multiple of `fold`.
-CUtensorMap box_map(const TensorView& view, const std::array<int, 3>& box, int fold = 1) {
+CUtensorMap box_map(const TensorView& view, const std::array<int, 3>& box, int fold = 1, bool swizzled = false) {
   const auto size = [&](int dim) { return static_cast<cuuint64_t>(view.size(dim)); };
   const auto bytes = [&](int dim) {  // of a dimension of one element any stride would do, but zero
     return std::max<cuuint64_t>(
@@ -257,7 +259,7 @@ CUtensorMap box_map(const TensorView& view, const std::array<int, 3>& box, int f
   const auto apart = static_cast<cuuint64_t>(fold);
   return flashgla::cuda::tensor_map_of_rows(kName, view.dtype == DType::f32, view.data,
                                             {size(2), size(1) / apart, apart, size(0)},
-                                            {apart * bytes(1), bytes(1), bytes(0)}, box);
+                                            {apart * bytes(1), bytes(1), bytes(0)}, box, swizzled);
 }
 
 // Where fused blocks keep their filters' spectra: so many numbers of kPoints.
@@ -323,6 +325,37 @@ void queue_narrow(Context& context, const Inputs& in, const float* skip, const C
                          Lines<bf16>(to), dfilter, chunks, maps);
 }
 
+// The same of sequences that two blocks of a cluster share.
+template <bool kGradients>
+int cluster_chunks(const Cut& cut) {
+  return cut.chunks(cuda::kNarrowChannels * cuda::kClusterGroups<kGradients>, kGradients ? 3 : 2, kGradients ? 2 : 1,
+                    kMultiprocessors / 2);
+}
+// Whether they can; where a call is planned, as though they could.
+bool by_clusters(const Context& context, const Inputs& in, const Cut& cut, const TensorView& dy, const TensorView& to) {
+  const bool boxes = in.x.size(1) % cuda::kClusterFold == 0 && by_boxes(in, in.x, to) && (!dy || by_boxes(in, dy, to));
+  return cut.clusters() && (boxes || context.planning());
+}
+template <bool kGradients>
+void queue_clusters(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
+                    const TensorView& to, float* dfilter) {
+  constexpr int kGroups = cuda::kClusterGroups<kGradients>, kAcross = kGroups * cuda::kNarrowChannels,
+                kFold = cuda::kClusterFold;
+  const ArenaScope scope(context.scratch());
+  const int chunks = cluster_chunks<kGradients>(cut);
+  const std::int64_t blocks = 2 * cut.fused_blocks(kAcross, chunks);
+  static_assert(cuda::kParkedWords * sizeof(float4) <= 3 * cuda::kPoints * sizeof(float2));
+  auto* filters = reinterpret_cast<uint4*>(fused_filters(context, blocks * (kAcross / 2 + (kGradients ? 3 : 0))));
+  if (context.planning()) return;
+  constexpr std::array<int, 3> kBox{kAcross, cuda::kPoints / kFold, kFold};
+  const auto map = [&](const TensorView& view) { return box_map(view, kBox, kFold, kGroups > 1); };
+  const cuda::NarrowMaps maps{map(in.x), map(kGradients ? dy : in.x), map(to)};
+  flashgla::cuda::launch(kName, cuda::narrow_cluster_kernel<kGradients>, {dim3(static_cast<unsigned>(blocks)), 2},
+                         cuda::kNarrowThreads, cuda::kClusterBytes, static_cast<cudaStream_t>(context.stream()),
+                         flashgla::cuda::Begin::beside_previous, call_of<bf16>(in, skip, cut), filters, dfilter, chunks,
+                         maps);
+}
+
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
@@ -334,7 +367,11 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
     narrow ? queue_narrow<false>(context, in, skip, cut, cut.chunks(cuda::kNarrowChannels, 2, 1), {}, y, nullptr)
            : queue_fused(context, in, skip, cut, y);
   } else if (cut.whole()) {
-    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .y = y});
+    const bool clusters = by_clusters(context, in, cut, {}, y);
+    if (clusters) queue_clusters<false>(context, in, skip, cut, {}, y, nullptr);
+    if (!clusters || context.planning()) {
+      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .y = y});
+    }
   } else if (cut.transforms) {
     narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
            : queue_blocks<float2, float, false>(context, in, skip, cut, in.x, y);
@@ -364,7 +401,12 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
   const bool narrow = in.x.dtype == DType::bf16;
   const int across = narrow ? cuda::kNarrowChannels : cuda::kGradientChannels;
-  const int chunks = cut.fused() ? cut.chunks(across, 3, 2) : cut.transforms ? 1 : 0;
+  // Of one sequence whole transforms take less time.
+  const bool clusters = cut.sequences > 1 && by_clusters(context, in, cut, dy, to.dx);
+  const int chunks = cut.fused()      ? cut.chunks(across, 3, 2)
+                     : clusters       ? cluster_chunks<true>(cut)
+                     : cut.transforms ? 1
+                                      : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
@@ -374,8 +416,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.whole()) {
-    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
-                {.x = in.x, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
+    if (clusters) queue_clusters<true>(context, in, skip, cut, dy, to.dx, by_transforms);
+    if (!clusters || context.planning()) {
+      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
+                  {.x = in.x, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
+    }
   } else if (cut.transforms && narrow) {
     queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
@@ -396,7 +441,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   }
   if (!one) elementwise::column_sum(context, sums, to.dfilter.reshape(Shape({to.dfilter.numel()})), false);
   // The skip's gradient is that of the filter's first row; whole transforms, whose digits are bf16's, have their own.
-  const std::int64_t exact = cut.whole() ? groups : groups + chunks;
+  const std::int64_t exact = cut.whole() && !clusters ? groups : groups + chunks;
   if (exact > 0) elementwise::column_sum(context, sums.slice(0, 0, exact).slice(1, 0, channels), to.dskip, true);
 }
 

@@ -11,7 +11,7 @@ void bench(const testing::BenchOptions& options) {
     Form form, small;  // the latter by the same kernels, with a reference
   };
   const std::vector<Row> rows = gpu ? std::vector<Row>{{{8, 2048, 1024}, {2, 608, 48}},
-                                                       {{8, 4096, 1024}, {3, 2512, 16}},
+                                                       {{8, 4096, 1024}, {3, 2528, 16}},
                                                        {{4, 8192, 1024}, {2, 4200, 8}},
                                                        {{2, 16384, 1024}, {2, 8300, 2}},
                                                        {{1, 32768, 1024}, {1, 16400, 1}}}
