@@ -26,14 +26,9 @@ __device__ __forceinline__ float output_of_own_channel(const float (&c)[kHalf], 
   float sums[kPair];
 #pragma unroll
   for (int i = 0; i < kPair; ++i) {
-    float odd = c[1] * h[i][1];
     sums[i] = c[0] * h[i][0];
 #pragma unroll
-    for (int k = 2; k < kHalf; k += 2) {
-      sums[i] = fmaf(c[k], h[i][k], sums[i]);
-      odd = fmaf(c[k + 1], h[i][k + 1], odd);
-    }
-    sums[i] += odd;
+    for (int k = 1; k < kHalf; ++k) sums[i] = fmaf(c[k], h[i][k], sums[i]);
   }
   const bool second = lane & 1;
   return (second ? sums[1] : sums[0]) + __shfl_xor_sync(kAll, second ? sums[0] : sums[1], 1);
@@ -135,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Call<T> call, Line
   using Own = typename Inputs::Own;
   // What the walk of a chunk and its outputs need of channel i.
   const auto prepare = [&](const Own& own, int chunk, int i) {
-    dt[i] = step_of(own.raw[i] + bias[i], chunk * kChunk + where.token < end);
+    dt[i] = step_of(own.raw[i], bias[i], chunk * kChunk + where.token < end);
     driven[i] = dt[i] * own.x[i];
     gate[i] = own.z[i] * ops::cuda::sigmoid(own.z[i]);
     if constexpr (kCarry) steps[i] += dt[i];

@@ -249,12 +249,14 @@ __device__ __forceinline__ float softplus(float x) {
 
 // A step of a channel; 0 behind a sequence's end, where a state stays what it is. Without a branch, so that the
 // channels' chains of instructions fill each other's gaps.
-__device__ __forceinline__ float step_of(float biased, bool real) { return softplus(biased) * (real ? 1.0f : 0.0f); }
+__device__ __forceinline__ float step_of(float raw, float bias, bool real) {
+  return softplus(raw + (real ? 0.0f : -INFINITY) + bias);
+}
 template <class T>
 __device__ __forceinline__ void steps_of(const Vector<T, kWide>& raw, const float (&bias)[kWide], bool real,
                                          float (&dt)[kWide]) {
 #pragma unroll
-  for (int i = 0; i < kWide; ++i) dt[i] = step_of(raw[i] + bias[i], real);
+  for (int i = 0; i < kWide; ++i) dt[i] = step_of(raw[i], bias[i], real);
 }
 
 __device__ __forceinline__ void store_floats(const float (&from)[8], float* to) {
