@@ -50,8 +50,8 @@ struct Cut {
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
   bool whole() const { return whole_; }
-  // Whether two blocks of a cluster have room for a sequence.
-  bool clusters() const { return whole_ && longest_ <= cuda::kClusterPoints; }
+  // Whether two blocks of a cluster have room for a sequence, and there are so many that they take less time.
+  bool clusters() const { return whole_ && longest_ <= cuda::kClusterPoints && sequences > 2; }
   std::int64_t longest() const { return longest_; }  // tokens of a sequence
   // Chunks of sequences of fused blocks, or clusters, of `across` channels, of which `places` run at once: the least
   // time, a block taking `each` transforms a sequence and `once` beside them.
@@ -401,8 +401,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
   const bool narrow = in.x.dtype == DType::bf16;
   const int across = narrow ? cuda::kNarrowChannels : cuda::kGradientChannels;
-  // Of one sequence whole transforms take less time.
-  const bool clusters = cut.sequences > 1 && by_clusters(context, in, cut, dy, to.dx);
+  const bool clusters = by_clusters(context, in, cut, dy, to.dx);
   const int chunks = cut.fused()      ? cut.chunks(across, 3, 2)
                      : clusters       ? cluster_chunks<true>(cut)
                      : cut.transforms ? 1
