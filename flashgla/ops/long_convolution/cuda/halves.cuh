@@ -12,6 +12,10 @@ namespace flashgla::ops::long_convolution::cuda {
 // Of a part, which is half of what a block of one sequence has.
 constexpr int kHalfTiles = kHalfPoints / 256, kHalfSpectrum = kHalfTiles * 64, kHalfRounds = kWholeRounds / 2;
 constexpr int kHalfBytes = 4 * kHalfPoints;
+template <int R>
+constexpr int kHalvesTogether = WholeShape<R>::kTogether / 2;  // channels of a block
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int R>
 class HalvesWarp : public WholeWarp<R> {
@@ -21,7 +25,7 @@ class HalvesWarp : public WholeWarp<R> {
 
  public:
   using First = typename Base::First;
-  static constexpr int kTogether = WholeShape<R>::kTogether / 2;  // channels
+  static constexpr int kTogether = kHalvesTogether<R>;
 
   __device__ __forceinline__ explicit HalvesWarp(const Base& warp) : Base(warp) {}
 
@@ -192,6 +196,8 @@ class HalvesWarp : public WholeWarp<R> {
   using Base::warp_;
 };
 
+#endif
+
 // y, two sequences at a time.
 template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_constant__ WholeCall whole) {
@@ -209,7 +215,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
     if (n + 1 < lines) expect<kHalfPoints>(whole.x, number_of(n + 1, item));
   };
   auto next = warp.first(whole.filter, items.first);
-  for (int item = items.first; item < items.last; item += items.step) {
+  int item = items.first;
+  for (; item < items.last; item += items.step) {
     expect_pair(0, item);
     auto scales = pair_scales(0, item);
     const float filter_scale = next.template common<true>();
@@ -221,6 +228,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
             *second = Warp::units_of(whole.x, number_of(n + 1, item));
       warp.columns(next, n == 0, filter_ratios, both, warp.ratios(scales, field_of(scale)), units, second);
       __syncthreads();
+      if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
       if (n + 2 < lines) {
         expect_pair(n + 2, item);
       } else if (item + items.step < items.last) {
@@ -241,6 +249,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
       warp.columns_back(both, units, second, back_scale(scale, filter_scale));
     }
   }
+  __syncthreads();
+  items.finish(whole, item - items.step);
 #endif
 }
 
@@ -260,7 +270,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
   };
   const auto pair_scales = [&](std::int64_t number) { return warp.scales(whole.gradients, number, whole.x, number); };
   const auto first_pair = [&](std::int64_t number) { return warp.first(whole.gradients, number, pair_scales(number)); };
-  for (int item = items.first; item < items.last; item += items.step) {
+  int item = items.first;
+  for (; item < items.last; item += items.step) {
     expect_pair(item);
     const auto filter = warp.first(whole.filter, item);
     const float filter_scale = filter.template common<true>();
@@ -282,6 +293,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
         StoredTile tile{};
         if (n > 0) tile = warp.first_stored(spectrum);
         __syncthreads();
+        if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
         if (n + 1 < end) expect_pair(number + items.all);
         if (n + 1 == end && item + items.step < items.last) expect<kHalfPoints>(whole.filter, item + items.step);
         const typename Warp::Step step{n == begin, n + 1 == end, whole.call.lines > 1};
@@ -296,6 +308,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
       store_scales<R, Warp::kTogether>(whole, sums, summed);
     }
   }
+  __syncthreads();
+  items.finish(whole, item - items.step);
 #endif
 }
 

@@ -113,54 +113,97 @@ __device__ __forceinline__ void add_matrix(std::uint32_t (&d)[2], const std::uin
 
 // ---- what lanes keep of the constants; `row` and `pair` of a lane are its place in a matrix ----
 
-// The products of columns. The first, over t1 or k1, is of real numbers in or out. The second, over t2 or k2, has R x R
-// times a real and an imaginary part, and differs by s1, as the turns between the two do: together they make
-// e^(-2 pi i (k1 + 16 k2 - 1/4) s1 / (256 R)) too.
-struct alignas(16) ColumnSteps {
+// The products of columns, whose matrices are in shared memory, 8 x 8 at a time, and go to lanes transposed on the way
+// back. The first, over t1 or k1, is of real numbers in or out.
+struct ColumnSteps {
+  static constexpr int kBytes = 1024;  // real and imaginary parts of e^(-2 pi i (k - 1/4) t / 16), [k half][t half]
   std::uint32_t real[4], imaginary[4];
 
+  // All of the block must come here.
+  static __device__ void fill(unsigned char* memory, int thread, int threads) {
+    auto* to = reinterpret_cast<__half*>(memory);
+    for (int item = thread; item < 256; item += threads) {
+      const int k = item / 16, t = item % 16, at = (k / 8 * 2 + t / 8) * 64 + k % 8 * 8 + t % 8;
+      const float2 turn = circle((static_cast<float>(k) - 0.25f) * static_cast<float>(t) / 16.0f);
+      to[at] = __float2half_rn(turn.x);
+      to[at + 256] = __float2half_rn(-turn.y);
+    }
+  }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   template <bool kBack>
-  static __device__ ColumnSteps of(int row, int pair) {
+  static __device__ __forceinline__ ColumnSteps get(const unsigned char* memory, int lane) {
+    const int part = lane / 8, block = kBack ? part : part % 2 * 2 + part / 2;
+    const std::uint32_t at = ptx::shared_address(memory) + static_cast<std::uint32_t>(block * 128 + lane % 8 * 16);
     ColumnSteps result;
-    for (int i = 0; i < 4; ++i) {
-      const int down = row + 8 * (i % 2), along = 2 * pair + 8 * (i / 2);
-      const Words word = words_of(1.0f, [&](int j) {
-        const int k = kBack ? along + j : down, t = kBack ? down : along + j;
-        return (static_cast<float>(k) - 0.25f) * static_cast<float>(t) / 16.0f;
-      });
-      result.real[i] = word.x;
-      result.imaginary[i] = word.y;
+    if constexpr (kBack) {
+      ptx::load_matrix_4_transposed(result.real, at);
+      ptx::load_matrix_4_transposed(result.imaginary, at + 512);
+    } else {
+      ptx::load_matrix_4(result.real, at);
+      ptx::load_matrix_4(result.imaginary, at + 512);
     }
     return result;
   }
+#endif
 };
-struct alignas(16) ColumnTurns {
-  Words between[4][2];  // [s1 of a quad]
-  Words second[4];      // cosine and sine
+// The second, over t2 or k2, has R x R times a real and an imaginary part, and differs by s1, as the turns between the
+// two do: together they make e^(-2 pi i (k1 + 16 k2 - 1/4) s1 / (256 R)) too.
+struct ColumnTurns {
+  static constexpr int kBetweenBytes = 16 * 512;           // [s1][real, imaginary][k1][column]
+  static constexpr int kBytes = kBetweenBytes + 16 * 256;  // [s1][cosine, sine][k2][column]
+  Words between[4][2];                                     // [s1 of a quad]
+  Words second[4];                                         // cosine and sine
 
+  template <int R>
+  static __device__ void fill(unsigned char* memory, int thread, int threads) {
+    auto* between = reinterpret_cast<__half*>(memory);
+    for (int item = thread; item < 16 * 128; item += threads) {
+      const int s1 = item / 128, k = item / 8 % 16, t = item % 8 % R, at = s1 * 256 + item % 128;
+      const float2 turn = circle((static_cast<float>(k) - 0.25f) * static_cast<float>(16 * t + s1) / (256.0f * R));
+      between[at] = __float2half_rn(turn.x);
+      between[at + 128] = __float2half_rn(-turn.y);
+    }
+    auto* second = reinterpret_cast<__half*>(memory + kBetweenBytes);
+    for (int item = thread; item < 16 * 64; item += threads) {
+      const int s1 = item / 64, row = item / 8 % 8, column = item % 8, at = s1 * 128 + item % 64;
+      const float2 turn = circle(static_cast<float>(row % R * (16 * (column % R) + s1)) / (16.0f * R));
+      second[at] = __float2half_rn(row / R == column / R ? turn.x : 0.0f);
+      second[at + 64] = __float2half_rn(row / R == column / R ? turn.y : 0.0f);
+    }
+  }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  // Of a quad's s1: 2 p, 2 p + 1, and eight on. Back the second are 1 / R of it, so that nothing leaves f16's range.
   template <int R, bool kBack>
-  static __device__ ColumnTurns of(int row, int pair, int p) {
-    ColumnTurns result;
-    constexpr float kScale = kBack ? 1.0f / R : 1.0f;  // so that nothing leaves f16's range
-    for (int i = 0; i < 4; ++i) {
-      const int s1 = 2 * p + i % 2 + i / 2 * 8;
-      for (int r = 0; r < 2; ++r) {
-        result.between[i][r] = words_of(1.0f, [&](int j) {
-          const int k = kBack ? 2 * pair + 8 * r + j : row + 8 * r, t = (kBack ? row : 2 * pair + j) % R;
-          return (static_cast<float>(k) - 0.25f) * static_cast<float>(16 * t + s1) / (256.0f * R);
-        });
+  static __device__ __forceinline__ ColumnTurns get(const unsigned char* memory, int p, int lane) {
+    const auto load = [&](std::uint32_t(&words)[4], int at) {
+      const std::uint32_t from = ptx::shared_address(memory) + static_cast<std::uint32_t>(at + lane * 16);
+      if constexpr (kBack) {
+        ptx::load_matrix_4_transposed(words, from);
+      } else {
+        ptx::load_matrix_4(words, from);
       }
-      const auto point = [&](int j) {
-        const int along = 2 * pair + j, t = (kBack ? row : along) % R, k = (kBack ? along : row) % R;
-        const float2 turn = circle(static_cast<float>(k * (16 * t + s1)) / (16.0f * R));
-        const float scale = along / R == row / R ? kScale : 0.0f;
-        return make_float2(scale * turn.x, scale * turn.y);
-      };
-      const float2 a = point(0), b = point(1);
-      result.second[i] = {pack({a.x, b.x}), pack({a.y, b.y})};
+    };
+    ColumnTurns result;
+    std::uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      load(words, 512 * (2 * p + i % 2 + i / 2 * 8));
+      result.between[i][0] = {words[0], words[2]};
+      result.between[i][1] = {words[1], words[3]};
+    }
+    const __half2 scale = __float2half2_rn(kBack ? 1.0f / R : 1.0f);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      load(words, kBetweenBytes + 256 * (2 * p + i * 4));
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        result.second[i + j] = {as_word(__hmul2(as_pair(words[2 * j]), scale)),
+                                as_word(__hmul2(as_pair(words[2 * j + 1]), scale))};
+      }
     }
     return result;
   }
+#endif
 };
 
 // The products of tiles. Sixteen points are halved first, sums and differences of points eight apart, of which the even

@@ -30,9 +30,9 @@ template <int R, bool kBack>
 void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
   constexpr int kBytes = cuda::WholeMemory<R>::kBytes;
   if constexpr (R < 8 && kBack) {
-    queue_blocks(context, cuda::halves_gradients_kernel<R>, cuda::HalvesWarp<R>::kTogether, kBytes, whole, spectra);
+    queue_blocks(context, cuda::halves_gradients_kernel<R>, cuda::kHalvesTogether<R>, kBytes, whole, spectra);
   } else if constexpr (R < 8) {
-    queue_blocks(context, cuda::halves_kernel<R>, cuda::HalvesWarp<R>::kTogether, kBytes, whole);
+    queue_blocks(context, cuda::halves_kernel<R>, cuda::kHalvesTogether<R>, kBytes, whole);
   } else {
     const auto kernel = !kBack                  ? cuda::whole_kernel<R>
                         : whole.call.lines == 1 ? cuda::whole_gradient_kernel<R>
@@ -43,13 +43,20 @@ void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint
 
 template <int R, bool kPlain, bool kBack>
 void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
-  const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
-  using ops::cuda::queue_kernel;
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, false, kBack>, groups * cuda::unit_rows<R>(whole, false),
-               cuda::kUnitThreads, cuda::kUnitsMemory<false, kBack>, whole);
+  using cuda::UnitsOf;
+  const auto queue_units = [&](auto of) {
+    constexpr UnitsOf kOf = decltype(of)::value;
+    constexpr int kTogether = R < 8 ? cuda::kHalvesTogether<R> : 1;  // channels of the transforms' blocks
+    const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
+    ops::cuda::queue_kernel(context, kName, cuda::units_kernel<R, kPlain, kOf>, groups * cuda::unit_rows<R>(whole, kOf),
+                            cuda::kUnitThreads, cuda::kUnitsMemory<kOf>, whole, kTogether);
+  };
+  constexpr UnitsOf kTokens = kBack ? UnitsOf::pairs : UnitsOf::tokens;
+  queue_units(std::integral_constant<UnitsOf, UnitsOf::filter>());
+  queue_units(std::integral_constant<UnitsOf, kTokens>());
   queue_transforms<R, kBack>(context, whole, spectra);
-  queue_kernel(context, kName, cuda::units_kernel<R, kPlain, true, kBack>, groups * cuda::unit_rows<R>(whole, true),
-               cuda::kUnitThreads, cuda::kUnitsMemory<true, kBack>, whole);
+  queue_units(std::integral_constant<UnitsOf, UnitsOf::results>());
+  if constexpr (kBack) queue_units(std::integral_constant<UnitsOf, UnitsOf::sums>());
 }
 
 cuda::Units units_of(Context& context, std::int64_t lines, std::int64_t channels, std::int64_t points) {
@@ -76,6 +83,7 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
                                           : 0;
   auto* spectra =
       static_cast<uint4*>(floats(Shape({blocks_at_once(context), 4 * waiting}), "long_convolution: filters").data);
+  auto* done = static_cast<int*>(floats(Shape({channels / kAcross}), "long_convolution: done").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
   const TensorView skip = floats(sums, "long_convolution: sums");
   if (!context.planning()) {
@@ -88,7 +96,8 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
                                 gradients,
                                 static_cast<int>(chunks),
                                 views.dfilter,
-                                skip.as<float>()};
+                                skip.as<float>(),
+                                done};
     const auto aligned = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
     const bool plain = call.channels % 8 == 0 && call.positions == nullptr && aligned(call.filter) &&
                        aligned(views.dfilter) && ops::cuda::are_aligned({&views.x, &from, &to}, 8);

@@ -5,7 +5,7 @@
 // so for dy and dx, whereby dy's spectrum waits as well, then for x and, summed over sequences, the filter's gradient.
 #pragma once
 
-#include "flashgla/ops/long_convolution/cuda/units.cuh"
+#include "flashgla/ops/long_convolution/cuda/unit_rows.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
 
@@ -20,12 +20,15 @@ __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(S
 // Shared memory: points, up to 16,384 of a channel with room for half as many more (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
-  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kHalfPoints);    // turns by s2, uint4 [tile][4]
-  static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;      // forward, back
-  static constexpr int kColumnTurnsAt = kColumnsAt + 2 * kLanesBytes<ColumnSteps>;  // [4] forward, back
-  static constexpr int kStepsAt = kColumnTurnsAt + 8 * kLanesBytes<ColumnTurns>;    // forward, back, of filters
-  static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;          // forward, back
-  static constexpr int kBytes = kBetweenAt + 2 * kLanesBytes<TileTurns>;
+  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kHalfPoints);  // turns by s2, uint4 [tile][4]
+  static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;
+  static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
+  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns::kBytes;     // forward, back, of filters
+  static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // forward, back
+  static constexpr int kUnitsAt =
+      kBetweenAt + 2 * kLanesBytes<TileTurns>;  // of more than 16,384 the next columns' units
+  static constexpr int kCameAt = kUnitsAt + (R == 8 ? 2 * kWholePoints : 0);  // and an mbarrier of theirs
+  static constexpr int kBytes = kCameAt + (R == 8 ? 16 : 0);
 
   // All of the block must come here, and meet before they use it.
   static __device__ void fill(unsigned char* memory, int lane, int warp) {
@@ -41,11 +44,8 @@ struct WholeMemory {
       const Words low = of(0), high = of(1);
       reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
     }
-    unsigned char* turns_at = memory + kColumnTurnsAt + warp * kLanesBytes<ColumnTurns>;
-    if (warp < 4) put(turns_at, lane, ColumnTurns::of<R, false>(row, pair, warp));
-    if (warp >= 4 && warp < 8) put(turns_at, lane, ColumnTurns::of<R, true>(row, pair, warp - 4));
-    if (warp == 8) put(memory + kColumnsAt, lane, ColumnSteps::of<false>(row, pair));
-    if (warp == 9) put(memory + kColumnsAt + kLanesBytes<ColumnSteps>, lane, ColumnSteps::of<true>(row, pair));
+    ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
+    ColumnTurns::fill<R>(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
     if (warp == 10) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
     if (warp == 11) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
     // A filter's spectrum comes below 2^-4.
@@ -95,6 +95,8 @@ struct Plus {
   __device__ __forceinline__ void operator()(Words& a, const Words& b) const { a = sum(a, b); }
 };
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 // What a warp of a block does: of each four quads one (p), of each sixteen tiles one.
 template <int R>
 class WholeWarp {
@@ -116,6 +118,15 @@ class WholeWarp {
       return common_of<kFilter>(scales);
     }
   };
+  // Scales of units that TMA has been asked for.
+  struct Asked {
+    float4 scales;
+
+    template <bool kFilter>
+    __device__ __forceinline__ float common() const {
+      return common_of<kFilter>(scales);
+    }
+  };
   // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
   template <bool kFilter>
   static __device__ __forceinline__ float common_of(float4 scales) {
@@ -126,14 +137,6 @@ class WholeWarp {
     return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
   }
   // Of the channels of a line that a block has, by number.
-  __device__ __forceinline__ First first(const Units& units, std::int64_t number) const {
-    First result;
-    result.at = units.data + number * kWholeSpectrum / 2 + 64 * warp_ + lane_;
-    result.words[0] = __ldcg(result.at);
-    result.words[1] = __ldcg(result.at + 32);
-    result.scales = scales(units, number);
-    return result;
-  }
   __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number) const {
     return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
   }
@@ -149,8 +152,8 @@ class WholeWarp {
   template <class Ratios, class Behind>
   __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
                                           const Behind& behind) const {
-    const auto steps = get<ColumnSteps>(memory_ + Memory::kColumnsAt, lane_);
-    const ColumnTurns turns = column_turns(0);
+    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     const Place place(warp_, lane_);
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
@@ -165,19 +168,44 @@ class WholeWarp {
       for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
     }
   }
-  __device__ __forceinline__ void columns(const First& next, int common) const {
-    const std::uint32_t own = ratios(next.scales, common);
-    columns(
-        next, 0, kWholeRounds, [&](int /*i*/) { return own; },
-        [](const uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
+  // Asks TMA for a block's units, once all of the block have read those before. Gives their scales.
+  __device__ __forceinline__ Asked ask(const Units& units, std::int64_t number) const {
+    if (threadIdx.x == 0) {
+      const std::uint32_t came = ptx::shared_address(memory_ + Memory::kCameAt);
+      ptx::mbarrier_arrive_expect(came, 2 * kWholePoints);
+      ptx::copy_bulk(ptx::shared_address(memory_ + Memory::kUnitsAt), units.data + number * kWholeSpectrum / 2,
+                     2 * kWholePoints, came);
+    }
+    return {scales(units, number)};
+  }
+  // These units to columns, by factors as above.
+  __device__ __forceinline__ void columns(const Asked& asked, int common) {
+    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const std::uint32_t own = ratios(asked.scales, common);
+    const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
+    const Place place(warp_, lane_);
+    ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
+    turn_ ^= 1;
+#pragma unroll 1
+    for (int i = 0; i < kWholeRounds; ++i) {
+      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, warp_ / 2 + kWholeWarps / 2 * i));
+      const uint4* from = units + 64 * kWholeWarps * i;
+      const uint4 tokens[2] = {times(from[0], __low2half2(scales)), times(from[32], __high2half2(scales))};
+      uint4 chunks[4];
+      make_columns(steps, turns, tokens, chunks);
+      const int at = place.of_round(i);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
+    }
   }
 
   // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
   // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
   template <bool kHalf, class Behind>
   __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
-    const auto steps = get<ColumnSteps>(memory_ + Memory::kColumnsAt + kLanesBytes<ColumnSteps>, lane_);
-    const ColumnTurns turns = column_turns(4);
+    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<R, true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     to += 64 * warp_ + lane_;
     const Place place(warp_, lane_);
 #pragma unroll 1
@@ -287,9 +315,6 @@ class WholeWarp {
     }
   };
 
-  __device__ __forceinline__ ColumnTurns column_turns(int first) const {
-    return get<ColumnTurns>(memory_ + Memory::kColumnTurnsAt + (first + warp_ % 4) * kLanesBytes<ColumnTurns>, lane_);
-  }
   // Of a quad's channel.
   template <class V>
   static __device__ __forceinline__ V of_quad(V value, int quad) {
@@ -320,10 +345,13 @@ class WholeWarp {
 
   unsigned char* memory_;
   int lane_, warp_;
+  std::uint32_t turn_ = 0;  // of the mbarrier
 };
 
+#endif
+
 // Units of kPoints tokens to the second cache, by one thread.
-template <int kPoints = kWholePoints>
+template <int kPoints>
 __device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
   if (threadIdx.x == 0) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
@@ -343,18 +371,30 @@ struct Items {
         step(static_cast<int>(gridDim.x)),
         first(static_cast<int>(blockIdx.x)),
         last((static_cast<int>(whole.call.channels) - 1) / kTogether + 1) {}
+  // An item's results are done, which all of the block have written before they met.
+  __device__ __forceinline__ void finish(const WholeCall& whole, int item) const {
+    if (threadIdx.x == 0) count_done(whole.done + item * kTogether / kUnitChannels);
+  }
 };
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
 template <int R>
 __device__ __forceinline__ WholeWarp<R> begin_whole() {
   extern __shared__ __align__(128) unsigned char memory[];
+  if (R == 8 && threadIdx.x == 0) {
+    ptx::mbarrier_init(ptx::shared_address(memory + WholeMemory<R>::kCameAt), 1);
+    ptx::fence_barrier_init();
+  }
   WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
   __syncthreads();
   return WholeWarp<R>(memory);
 }
+
+#endif
 
 // What takes results back. A filter's numbers are 2^8 / its scale times it, their spectrum 2^-12 of theirs, and what
 // comes back 2^12 times as much.
@@ -365,34 +405,37 @@ template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const WholeWarp<R> warp = begin_whole<R>();
+  auto warp = begin_whole<R>();
   const Items<WholeShape<R>::kTogether> items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
-  auto next = warp.first(whole.filter, items.first);
-  for (int item = items.first; item < items.last; item += items.step) {
-    expect(whole.x, item);
+  auto next = warp.ask(whole.filter, items.first);
+  int item = items.first;
+  for (; item < items.last; item += items.step) {
     const float filter_scale = next.template common<true>();
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
-    next = warp.first(whole.x, item);
+    if (item >= items.step) items.finish(whole, item - items.step);
+    next = warp.ask(whole.x, item);
     warp.template tiles_to<true>(filter);
     for (std::int64_t n = 0; n < whole.call.lines; ++n) {
-      const bool last = n + 1 == whole.call.lines;
       const std::int64_t number = n * items.all + item;
       const float scale = next.template common<false>();
       __syncthreads();
       warp.columns(next, field_of(scale));
       const StoredTile tile = warp.first_stored(filter);
       __syncthreads();
-      if (!last) expect(whole.x, number + items.all);
-      if (last && item + items.step < items.last) expect(whole.filter, item + items.step);
+      if (n + 1 < whole.call.lines) {
+        next = warp.ask(whole.x, number + items.all);
+      } else if (item + items.step < items.last) {
+        next = warp.ask(whole.filter, item + items.step);
+      }
       warp.template tiles<false>(filter, tile, Times());
-      if (!last) next = warp.first(whole.x, number + items.all);
-      if (last && item + items.step < items.last) next = warp.first(whole.filter, item + items.step);
       __syncthreads();
       warp.template columns_back<false>(whole.x, number, back_scale(scale, filter_scale));
     }
   }
+  __syncthreads();
+  items.finish(whole, item - items.step);
 #endif
 }
 
@@ -424,6 +467,8 @@ __device__ __forceinline__ void store_scales(const WholeCall& whole, std::int64_
     whole.filter.scales[(number * kTogether + lane / (4 * R)) * WholeShape<R>::kTiles] = summed.back();
   }
 }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
 // The filter's gradient, columns back and scales.
 template <int R>
 __device__ __forceinline__ void sums_back(const WholeWarp<R>& warp, const WholeCall& whole, std::int64_t number,
@@ -432,30 +477,32 @@ __device__ __forceinline__ void sums_back(const WholeWarp<R>& warp, const WholeC
   store_scales<R>(whole, number, summed);
 }
 
+#endif
+
 // dx and the filter's gradient of one sequence. Spectra: kWholeSpectrum a block, of dy.
 template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const WholeWarp<R> warp = begin_whole<R>();
+  auto warp = begin_whole<R>();
   const Items<WholeShape<R>::kTogether> items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
-  auto next = warp.first(whole.gradients, items.first);
-  for (int item = items.first; item < items.last; item += items.step) {
-    expect(whole.filter, item);
+  auto next = warp.ask(whole.gradients, items.first);
+  int item = items.first;
+  for (; item < items.last; item += items.step) {
     const float scale = next.template common<false>();
     warp.columns(next, field_of(scale));
     __syncthreads();
-    next = warp.first(whole.filter, item);
+    if (item >= items.step) items.finish(whole, item - items.step);
+    next = warp.ask(whole.filter, item);
     warp.template tiles_to<false>(gradients);
     const float filter_scale = next.template common<true>();
     __syncthreads();
     warp.columns(next, field_of(filter_scale));
     StoredTile tile = warp.first_stored(gradients);
     __syncthreads();
-    expect(whole.x, item);
+    next = warp.ask(whole.x, item);
     warp.template tiles<true>(gradients, tile, ConjugateTimes());
-    next = warp.first(whole.x, item);
     __syncthreads();
     warp.template columns_back<false>(whole.gradients, item, back_scale(scale, filter_scale));
     SummedScale summed = SummedScale::of<R>(1);
@@ -463,12 +510,13 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
     warp.columns(next, summed.of_x(scale));
     tile = warp.first_stored(gradients);
     __syncthreads();
-    if (item + items.step < items.last) expect(whole.gradients, item + items.step);
+    if (item + items.step < items.last) next = warp.ask(whole.gradients, item + items.step);
     warp.template tiles<true>(gradients, tile, ConjugateTimes());
-    if (item + items.step < items.last) next = warp.first(whole.gradients, item + items.step);
     __syncthreads();
     sums_back(warp, whole, item, summed);
   }
+  __syncthreads();
+  items.finish(whole, item - items.step);
 #endif
 }
 
@@ -477,29 +525,27 @@ template <int R>
 __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const WholeWarp<R> warp = begin_whole<R>();
+  auto warp = begin_whole<R>();
   const Items<WholeShape<R>::kTogether> items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;
-  for (int item = items.first; item < items.last; item += items.step) {
-    expect(whole.gradients, item);
-    auto next = warp.first(whole.filter, item);
+  auto next = warp.ask(whole.filter, items.first);
+  int item = items.first;
+  for (; item < items.last; item += items.step) {
     const float filter_scale = next.template common<true>();
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
+    if (item >= items.step) items.finish(whole, item - items.step);
+    next = warp.ask(whole.gradients, item);
     warp.template tiles_to<true>(filter);
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
       SummedScale summed = SummedScale::of<R>(static_cast<int>(end - begin));
-      typename WholeWarp<R>::First scales;
 #pragma unroll 4
       for (std::int64_t n = begin; n < end; ++n) {
-        scales.scales = warp.scales(whole.x, n * items.all + item);
-        const float x = scales.template common<false>();
-        scales.scales = warp.scales(whole.gradients, n * items.all + item);
-        summed.add(x, scales.template common<false>());
+        const float x = warp.template common_of<false>(warp.scales(whole.x, n * items.all + item));
+        summed.add(x, warp.template common_of<false>(warp.scales(whole.gradients, n * items.all + item)));
       }
-      next = warp.first(whole.gradients, begin * items.all + item);
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
         const float scale = next.template common<false>();
@@ -507,24 +553,25 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
         warp.columns(next, field_of(scale));
         StoredTile tile = warp.first_stored(filter);
         __syncthreads();
-        expect(whole.x, number);
+        next = warp.ask(whole.x, number);
         warp.template tiles<false>(filter, tile, [&](Tile& own, const StoredTile& by, int at) {
           store_spectrum(gradients + at, own);
           TimesConjugate()(own, by, at);
         });
-        next = warp.first(whole.x, number);
         __syncthreads();
         warp.template columns_back<false>(whole.gradients, number, back_scale(scale, filter_scale));
         warp.columns(next, summed.of_x(scale));
         tile = warp.first_stored(gradients);
         __syncthreads();
+        if (n + 1 < whole.call.lines) {
+          next = warp.ask(whole.gradients, number + items.all);
+        } else if (item + items.step < items.last) {
+          next = warp.ask(whole.filter, item + items.step);
+        }
         if (n + 1 < end) {
-          expect(whole.gradients, number + items.all);
           n == begin ? warp.template tiles_added<true>(sums, gradients, tile, ConjugateTimes())
                      : warp.template tiles_added<false>(sums, gradients, tile, ConjugateTimes());
-          next = warp.first(whole.gradients, number + items.all);
         } else {
-          if (item + items.step < items.last) expect(whole.filter, item + items.step);
           warp.template tiles<true>(gradients, tile, [&](Tile& own, const StoredTile& by, int at) {
             ConjugateTimes()(own, by, at);
             if (n == begin) return;
@@ -538,6 +585,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
       sums_back(warp, whole, std::int64_t{chunk} * items.all + item, summed);
     }
   }
+  __syncthreads();
+  items.finish(whole, item - items.step);
 #endif
 }
 

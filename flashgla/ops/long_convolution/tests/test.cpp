@@ -33,6 +33,7 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
     // Whole sequences of each size, one or several, in whole pieces and not, of more than are summed at once, behind
     // tokens.
     forms.insert(forms.end(), {{33, 2100, 1}, {3, 4200, 8}, {1, 8300, 8}, {3, 8300, 1}, {1, 16400, 1}, {2, 16400, 1}});
+    forms.insert(forms.end(), {{1, 2100, 330}});  // more groups of channels than leave at once
     // Those that two blocks share: channels of half a cluster, a tail of a span, all tokens, several sequences a block.
     forms.insert(forms.end(), {{3, 2080, 24}, {3, 3008, 8}, {3, 4096, 16}, {35, 2080, 8}});
     forms.insert(forms.end(), {{2, 300, 5, {9000, 8500}}, {2, 500, 3, {16100, 100}}});
