@@ -252,7 +252,8 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     flashgla::cuda::wait_for_previous();
     if (number < groups && threadIdx.x == 0) whole.done[number] = 0;
   }
-  flashgla::cuda::release_next();
+  // Not of a call's last: blocks of the next call's first would wait where these are still writing.
+  if (kOf != UnitsOf::sums && (kOf != UnitsOf::results || whole.backward())) flashgla::cuda::release_next();
   // As many groups beside each other as make whole lines of DRAM, of those that leave one such after the other.
   const int most = come(kOf) ? groups : kGroupsAtOnce, first = number / (rows * most) * most,
             together = min(most, groups - first), own = number - first * rows, row = own / together,
