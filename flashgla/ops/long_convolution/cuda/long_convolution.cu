@@ -74,6 +74,11 @@ struct Cut {
   std::int64_t channels_ = 0, longest_ = 0;
 };
 
+// What other kernels than whole transforms', which take it as it is, need.
+const float* skip_in_f32(Context& context, const Inputs& in, const Cut& cut) {
+  return cut.whole() && !cut.clusters() && !cut.direct ? nullptr : weight_in_f32(context, in.skip, in.skip.size(0));
+}
+
 template <class T>
 Call<T> call_of(const Inputs& in, const float* skip, const Cut& cut) {
   return {Lines<T>(in.x),
@@ -358,9 +363,9 @@ void queue_clusters(Context& context, const Inputs& in, const float* skip, const
 
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
-  const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
   if (in.x.numel() == 0) return;
   const Cut cut(context, in);
+  const float* skip = skip_in_f32(context, in, cut);
   const bool step = in.past && in.x.size(1) == 1 && !in.cu_seqlens;
   const bool narrow = in.x.dtype == DType::bf16;
   if (cut.fused()) {
@@ -370,7 +375,7 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
     const bool clusters = by_clusters(context, in, cut, {}, y);
     if (clusters) queue_clusters<false>(context, in, skip, cut, {}, y, nullptr);
     if (!clusters || context.planning()) {
-      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .y = y});
+      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .skip = in.skip, .y = y});
     }
   } else if (cut.transforms) {
     narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
@@ -395,8 +400,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
 void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, const InputGradients& to) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
-  const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
   const Cut cut(context, in);
+  const float* skip = skip_in_f32(context, in, cut);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
   const bool narrow = in.x.dtype == DType::bf16;
@@ -418,7 +423,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
     if (clusters) queue_clusters<true>(context, in, skip, cut, dy, to.dx, by_transforms);
     if (!clusters || context.planning()) {
       queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
-                  {.x = in.x, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
+                  {.x = in.x, .skip = in.skip, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
     }
   } else if (cut.transforms && narrow) {
     queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);

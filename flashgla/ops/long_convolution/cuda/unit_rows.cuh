@@ -10,13 +10,15 @@ constexpr int kMostSummed = 32;
 
 // What kernels know of a call. Forward `x` gets tokens and in their place y's; backward `gradients` gets dy's and in
 // their place dx's, and the filter's units, of which there are `chunks` of kMostSummed sequences, the filter's gradient
-// in f16, a channel's first scale what it is to be multiplied by. `skip` gets sums of x dy, [line][unit][D].
+// in f16, a channel's first scale what it is to be multiplied by. `products` gets sums of x dy, [line][unit][D].
 struct WholeCall {
   Call<__nv_bfloat16> call;
   Lines<__nv_bfloat16> dy, to;
   Units filter, x, gradients;
   int chunks;  // 0 forward
-  float *dfilter, *skip;
+  const void* skip;
+  bool wide_skip;  // f32
+  float *dfilter, *dskip, *products;
   int* done;  // of each group of kUnitChannels how many items have their results
 
   __host__ __device__ __forceinline__ bool backward() const { return chunks > 0; }
@@ -68,10 +70,10 @@ class UnitTask {
     if constexpr (kOf == UnitsOf::filter) {
       filter_in<R>([&](int more) { return filter_row(more); }, whole_.filter, channel_, unit_, memory, room);
     } else if constexpr (kOf == UnitsOf::pairs) {
-      float* skip = whole_.skip + (std::int64_t{line_} * WholeShape<R>::kTiles + unit_) * whole_.call.channels;
+      float* products = whole_.products + (std::int64_t{line_} * WholeShape<R>::kTiles + unit_) * whole_.call.channels;
       pairs_in<R>(
           x, [&](int more) { return gradient_row(more); }, whole_.x, whole_.gradients, line_, channel_, unit_,
-          skip + channel_, whole_.call.channels, memory, room);
+          products + channel_, whole_.call.channels, memory, room);
     } else {
       tokens_in<R>(x, whole_.x, line_, channel_, unit_, memory, room);
     }
@@ -89,6 +91,7 @@ class UnitTask {
         sums_out<R>(
             filter_scale(chunk), [&](int more, float4 values) { add_filter_row(more, values, chunk == 0); }, memory);
       }
+      if (unit_ == 0) add_products(reinterpret_cast<float*>(memory));
     } else {
       units_to_rows<R>(result(whole_.backward() ? whole_.gradients : whole_.x, line_), memory, barrier, 0);
       results_out<R>([&](int more, uint4 values) { store_row(more, values); }, memory);
@@ -122,7 +125,7 @@ class UnitTask {
     if (more == 0 && token_ == 0) {
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        if (d + c < call.channels) words[c] = __float_as_uint(__uint_as_float(words[c]) + call.skip[d + c]);
+        if (d + c < call.channels) words[c] = __float_as_uint(__uint_as_float(words[c]) + skip(d + c));
       }
     }
     return raw;
@@ -154,6 +157,29 @@ class UnitTask {
         whole_.dfilter[row * call.channels + channel] = 0.0f;
       }
     }
+  }
+  __device__ __forceinline__ float skip(int d) const {
+    return whole_.wide_skip ? static_cast<const float*>(whole_.skip)[d]
+                            : to_float(static_cast<const __nv_bfloat16*>(whole_.skip)[d]);
+  }
+  // The skip's gradient of the block's channels; all threads must come here.
+  __device__ __forceinline__ void add_products(float* room) const {
+    constexpr int kParts = kUnitThreads / kUnitChannels;
+    const int c = thread_ % kUnitChannels, part = thread_ / kUnitChannels,
+              rows = static_cast<int>(whole_.call.lines) * WholeShape<R>::kTiles;
+    const bool is_channel = channel_ + c < whole_.call.channels;
+    float own = 0.0f;
+#pragma unroll 4
+    for (int row = part; row < rows && is_channel; row += kParts) {
+      own += __ldcg(whole_.products + row * whole_.call.channels + channel_ + c);
+    }
+    __syncthreads();
+    room[thread_] = own;
+    __syncthreads();
+    if (part > 0 || !is_channel) return;
+#pragma unroll
+    for (int i = 1; i < kParts; ++i) own += room[i * kUnitChannels + c];
+    whole_.dskip[channel_ + c] += own;
   }
   // Eight channels of at(d), which is a float.
   template <class At>

@@ -2,7 +2,6 @@
 
 #include "flashgla/ops/cuda/each_element.cuh"
 #include "flashgla/ops/cuda/queue_kernel.cuh"
-#include "flashgla/ops/elementwise/elementwise.h"
 #include "flashgla/ops/long_convolution/cuda/halves.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.cuh"
 #include "flashgla/ops/long_convolution/cuda/whole.h"
@@ -85,7 +84,7 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
       static_cast<uint4*>(floats(Shape({blocks_at_once(context), 4 * waiting}), "long_convolution: filters").data);
   auto* done = static_cast<int*>(floats(Shape({channels / kAcross}), "long_convolution: done").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
-  const TensorView skip = floats(sums, "long_convolution: sums");
+  const TensorView products = floats(sums, "long_convolution: sums");
   if (!context.planning()) {
     const TensorView &from = backward ? views.dy : views.x, &to = backward ? views.dx : views.y;
     const cuda::WholeCall whole{call,
@@ -95,8 +94,11 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
                                 x,
                                 gradients,
                                 static_cast<int>(chunks),
+                                views.skip.data,
+                                views.skip.dtype == DType::f32,
                                 views.dfilter,
-                                skip.as<float>(),
+                                backward ? views.dskip.as<float>() : nullptr,
+                                products.as<float>(),
                                 done};
     const auto aligned = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
     const bool plain = call.channels % 8 == 0 && call.positions == nullptr && aligned(call.filter) &&
@@ -108,7 +110,6 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
     };
     backward ? queue(std::true_type()) : queue(std::false_type());
   }
-  if (backward) elementwise::column_sum(context, skip, views.dskip, true);
 }
 
 }  // namespace

@@ -8,9 +8,9 @@ namespace flashgla::ops::long_convolution {
 
 constexpr std::int64_t kLongestWhole = 32768;
 
-// Forward x and y; backward x, dy, dx, dfilter [L,D] and dskip, to which is added.
+// Forward x, the skip and y; backward x, the skip, dy, dx, dfilter [L,D] and dskip, to which is added.
 struct WholeViews {
-  TensorView x, y, dy, dx;
+  TensorView x, skip, y, dy, dx;
   float* dfilter = nullptr;
   TensorView dskip;
 };
