@@ -33,9 +33,9 @@ void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint
   } else if constexpr (R < 8) {
     queue_blocks(context, cuda::halves_kernel<R>, cuda::kHalvesTogether<R>, kBytes, whole);
   } else {
-    const auto kernel = !kBack                  ? cuda::whole_kernel<R>
-                        : whole.call.lines == 1 ? cuda::whole_gradient_kernel<R>
-                                                : cuda::whole_gradients_kernel<R>;
+    const auto kernel = !kBack                  ? cuda::whole_kernel
+                        : whole.call.lines == 1 ? cuda::whole_gradient_kernel
+                                                : cuda::whole_gradients_kernel;
     queue_blocks(context, kernel, cuda::WholeShape<R>::kTogether, kBytes, whole, spectra);
   }
 }

@@ -1,425 +1,36 @@
-// Long sequences of bf16, outputs or gradients, each transformed as a whole (matrices.cuh). Rows come as units
-// (units.cuh) and leave as such, so that a block has 32,768 points of one channel or a few in shared memory: the
-// filter's columns and tiles, whose spectrum waits in memory for the block's own threads, then a sequence's columns,
-// its tiles with the product between them and back, and columns back, whose results take the units' place. Gradients:
-// so for dy and dx, whereby dy's spectrum waits as well, then for x and, summed over sequences, the filter's gradient.
+// Sequences of up to 32,768 tokens of bf16, outputs or gradients, each transformed as a whole (matrices.cuh). Rows come
+// as units (units.cuh) and leave as such, so that a block has all points of one channel in shared memory: the filter's
+// columns and tiles, whose spectrum waits in memory for the block's own threads, then a sequence's columns, its tiles
+// with the product between them and back, and columns back, whose results take the units' place. Gradients: so for dy
+// and dx, whereby dy's spectrum waits as well, then for x and, summed over sequences, the filter's gradient.
 #pragma once
 
-#include "flashgla/ops/long_convolution/cuda/unit_rows.cuh"
+#include "flashgla/ops/long_convolution/cuda/whole_warp.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
 
-constexpr int kWholeThreads = 512, kWholeWarps = kWholeThreads / 32;
-constexpr int kWholeRounds = kWholeQuads / kWholeWarps;  // of a warp
-constexpr int kHalfPoints = kWholePoints / 2;
-constexpr int kWholeSpectrum = kWholeTiles * 64;  // of a block, in uint4
-constexpr int kMostUp = 7;                        // tokens, which come below 2^-4, are scaled up by 2^this at most
-
-__device__ __forceinline__ int field_of(float scale) { return static_cast<int>(Scale::field_of(scale)); }
-
-// Shared memory: points, up to 16,384 of a channel with room for half as many more (halves.cuh), and constants.
-template <int R>
-struct WholeMemory {
-  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kHalfPoints);  // turns by s2, uint4 [tile][4]
-  static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;
-  static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
-  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns::kBytes;     // forward, back, of filters
-  static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // forward, back
-  static constexpr int kUnitsAt =
-      kBetweenAt + 2 * kLanesBytes<TileTurns>;  // of more than 16,384 the next columns' units
-  static constexpr int kCameAt = kUnitsAt + (R == 8 ? 2 * kWholePoints : 0);  // and an mbarrier of theirs
-  static constexpr int kBytes = kCameAt + (R == 8 ? 16 : 0);
-
-  // All of the block must come here, and meet before they use it.
-  static __device__ void fill(unsigned char* memory, int lane, int warp) {
-    const int row = lane / 4, pair = lane % 4;
-    constexpr float kPoints = static_cast<float>(WholeShape<R>::kPoints);
-    const auto turns = [](int tile, int s2) {
-      return (static_cast<float>(tile) - 0.25f) * static_cast<float>(s2) / kPoints;
-    };
-    for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads) {
-      const auto of = [&](int half) {
-        return words_of(1.0f, [&](int j) { return turns(item / 4, 2 * (item % 4) + 8 * half + j); });
-      };
-      const Words low = of(0), high = of(1);
-      reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
-    }
-    ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
-    ColumnTurns::fill<R>(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
-    if (warp == 10) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
-    if (warp == 11) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
-    // A filter's spectrum comes below 2^-4.
-    constexpr float kFilter = 1.0f / 4096;
-    if (warp == 12) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
-    if (warp == 13) put(memory + kBetweenAt, lane, TileTurns::of<false>(row, pair));
-    if (warp == 14) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::of<true>(row, pair));
-  }
-};
-
-// A tile's spectrum in memory: a lane's words and those half a tile behind, as uint4.
-__device__ __forceinline__ void store_spectrum(uint4* to, const Tile& tile) {
-  __stcg(to, make_uint4(tile[0][0].x, tile[0][1].x, tile[1][0].x, tile[1][1].x));
-  __stcg(to + 32, make_uint4(tile[0][0].y, tile[0][1].y, tile[1][0].y, tile[1][1].y));
-}
-struct StoredTile {
-  uint4 x, y;
-
-  __device__ __forceinline__ void load(const uint4* from) { x = __ldcg(from), y = __ldcg(from + 32); }
-  // Calls take(tile's, the stored one's) words.
-  template <class Take>
-  __device__ __forceinline__ void with(Tile& tile, const Take& take) const {
-    take(tile[0][0], Words{x.x, y.x});
-    take(tile[0][1], Words{x.y, y.y});
-    take(tile[1][0], Words{x.z, y.z});
-    take(tile[1][1], Words{x.w, y.w});
-  }
-};
-
-// Own spectra times those `by`, the latter's conjugates, or the former's.
-struct Times {
-  __device__ __forceinline__ void operator()(Tile& own, const StoredTile& by, int /*at*/) const {
-    by.with(own, [](Words& a, const Words& b) { a.turn<false>(b); });
-  }
-};
-struct TimesConjugate {
-  __device__ __forceinline__ void operator()(Tile& own, const StoredTile& by, int /*at*/) const {
-    by.with(own, [](Words& a, const Words& b) { a.turn<true>(b); });
-  }
-};
-struct ConjugateTimes {
-  __device__ __forceinline__ void operator()(Tile& own, const StoredTile& by, int /*at*/) const {
-    by.with(own, [](Words& a, const Words& b) { a.turn<true, true>(b); });
-  }
-};
-struct Plus {
-  __device__ __forceinline__ void operator()(Words& a, const Words& b) const { a = sum(a, b); }
-};
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// What a warp of a block does: of each four quads one (p), of each sixteen tiles one.
-template <int R>
-class WholeWarp {
- public:
-  using Shape = WholeShape<R>;
-  using Memory = WholeMemory<R>;
-
-  __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
-      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
-
-  // A warp's first quad of a block's units, and scales, four in a lane. It is asked for ahead of a barrier.
-  struct First {
-    const uint4* at;
-    uint4 words[2];
-    float4 scales;
-
-    template <bool kFilter>
-    __device__ __forceinline__ float common() const {
-      return common_of<kFilter>(scales);
-    }
-  };
-  // Scales of units that TMA has been asked for.
-  struct Asked {
-    float4 scales;
-
-    template <bool kFilter>
-    __device__ __forceinline__ float common() const {
-      return common_of<kFilter>(scales);
-    }
-  };
-  // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
-  template <bool kFilter>
-  static __device__ __forceinline__ float common_of(float4 scales) {
-    const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
-    float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
-#pragma unroll
-    for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
-    return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
-  }
-  // Of the channels of a line that a block has, by number.
-  __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number) const {
-    return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
-  }
-
-  // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
-  // 2^kMostUp.
-  __device__ __forceinline__ std::uint32_t ratios(float4 scales, int common) const {
-    const float2 own = warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
-    return pack({ratio(own.x, common), ratio(own.y, common)});
-  }
-  // Units to columns: a warp's quads from `begin` to `end`, of which number i has ratios(i) as its factors' lanes have
-  // them, and lies behind(the one before, i).
-  template <class Ratios, class Behind>
-  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
-                                          const Behind& behind) const {
-    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), warp_ / 2 + kWholeWarps / 2 * i));
-      const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
-      next.at = behind(next.at, i + 1);
-      if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
-      uint4 chunks[4];
-      make_columns(steps, turns, tokens, chunks);
-      const int at = place.of_round(i);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
-    }
-  }
-  // Asks TMA for a block's units, once all of the block have read those before. Gives their scales.
-  __device__ __forceinline__ Asked ask(const Units& units, std::int64_t number) const {
-    if (threadIdx.x == 0) {
-      const std::uint32_t came = ptx::shared_address(memory_ + Memory::kCameAt);
-      ptx::mbarrier_arrive_expect(came, 2 * kWholePoints);
-      ptx::copy_bulk(ptx::shared_address(memory_ + Memory::kUnitsAt), units.data + number * kWholeSpectrum / 2,
-                     2 * kWholePoints, came);
-    }
-    return {scales(units, number)};
-  }
-  // These units to columns, by factors as above.
-  __device__ __forceinline__ void columns(const Asked& asked, int common) {
-    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const std::uint32_t own = ratios(asked.scales, common);
-    const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
-    const Place place(warp_, lane_);
-    ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
-    turn_ ^= 1;
-#pragma unroll 1
-    for (int i = 0; i < kWholeRounds; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, warp_ / 2 + kWholeWarps / 2 * i));
-      const uint4* from = units + 64 * kWholeWarps * i;
-      const uint4 tokens[2] = {times(from[0], __low2half2(scales)), times(from[32], __high2half2(scales))};
-      uint4 chunks[4];
-      make_columns(steps, turns, tokens, chunks);
-      const int at = place.of_round(i);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
-    }
-  }
-
-  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
-  // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
-  template <bool kHalf, class Behind>
-  __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
-    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    to += 64 * warp_ + lane_;
-    const Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const int at = place.of_round(i);
-      uint4 chunks[4], out[2];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
-      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_quad(scale, warp_ + kWholeWarps * i), out);
-      to[0] = out[0];
-      to[32] = out[1];
-      to = behind(to, i + 1);
-    }
-  }
-  template <bool kHalf>
-  __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
-    columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kWholeRounds,
-                        [](uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
-  }
-
-  // Tiles to their spectrum, times 2^-12 where kLess, in memory.
-  template <bool kLess>
-  __device__ __forceinline__ void tiles_to(uint4* to) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
-    to += warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
-      Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
-      store_spectrum(to, own);
-      to += 64 * kWholeWarps;
-    }
-  }
-
-  // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
-  __device__ __forceinline__ StoredTile first_stored(const uint4* from) const {
-    StoredTile result;
-    result.load(from + warp_ * 64 + lane_);
-    return result;
-  }
-  // Tiles' spectra, times 2^-12 where kLess, change by change(own, the same tile's of `by`, its place) and go back.
-  template <bool kLess, class Change>
-  __device__ __forceinline__ void tiles(const uint4* by, StoredTile next, const Change& change) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
-               steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
-               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
-    int at = warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
-      Tile own;
-      unsigned char* chunks = chunks_of(tile);
-      make_tile(steps, right, along(between, tile), chunks, own);
-      change(own, next, at);
-      at += 64 * kWholeWarps;
-      if (i + 1 < kWholeTiles / kWholeWarps) next.load(by + at);
-      take_tile(steps_back, down(between_back, tile), own, chunks);
-    }
-  }
-  // The same, added to what is at their places in `sums`, or, kFirst, put there.
-  template <bool kFirst, class Change>
-  __device__ __forceinline__ void tiles_added(uint4* sums, const uint4* by, StoredTile next,
-                                              const Change& change) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
-    int at = warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
-      StoredTile before;
-      if constexpr (!kFirst) before.load(sums + at);
-      Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
-      change(own, next, at);
-      if constexpr (!kFirst) before.with(own, Plus());
-      store_spectrum(sums + at, own);
-      at += 64 * kWholeWarps;
-      if (i + 1 < kWholeTiles / kWholeWarps) next.load(by + at);
-    }
-  }
-
- protected:
-  // Where a lane's four points of a quad lie, in bytes, of the warp's first and of round i.
-  struct Place {
-    int first;
-
-    __device__ __forceinline__ Place(int warp, int lane) {
-      const int column = 2 * (lane % 4), member = warp / Shape::kQuads, own = warp % Shape::kQuads;
-      const int tile = lane / 4 + 16 * (column % R), chunk = (own / 4 * Shape::kTogether + column / R) * 4 + own % 4;
-      first = (member * Shape::kTiles + tile) * 1024 + Shape::placed(chunk, tile) * 16;
-    }
-    // Quads of a warp are sixteen apart: of a channel so many chunks, or a channel and more.
-    __device__ __forceinline__ int of_round(int i) const {
-      if constexpr (R == 8) return (first + 256 * i) ^ (i % 2 * 32);
-      if constexpr (R == 4) return first + i % 2 * 512 + i / 2 * (1024 * Shape::kTiles);
-      return first + 32768 * i;
-    }
-    static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
-      const int other = R == 1 ? at ^ 64 : at + 16 * 1024;
-      return reinterpret_cast<uint4*>(memory + (point % 2 == 0 ? at : other) + point / 2 * 8 * 1024);
-    }
-  };
-
-  // Of a quad's channel.
-  template <class V>
-  static __device__ __forceinline__ V of_quad(V value, int quad) {
-    return Shape::kTogether == 1 ? value : __shfl_sync(0xffffffffu, value, quad / Shape::kQuads * (4 * R));
-  }
-  // Of a power of two and one of an exponent field. Where the first is 0 so are the numbers that it is for.
-  static __device__ __forceinline__ float ratio(float a, int field) {
-    const int own = 127 + static_cast<int>(Scale::field_of(a)) - field;
-    return __uint_as_float(static_cast<std::uint32_t>(min(max(own, 0), 127 + kMostUp)) << 23);
-  }
-  __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
-    return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
-  }
-  // A tile's turns, forward and back.
-  __device__ __forceinline__ TileTurns along(const TileTurns& between, int tile) const {
-    const uint4 turns = turns_of(tile)[lane_ % 4];
-    return between.of_tile({turns.x, turns.y}, {turns.z, turns.w});
-  }
-  __device__ __forceinline__ TileTurns down(const TileTurns& between, int tile) const {
-    const uint4 turns = turns_of(tile)[lane_ / 8];
-    const unsigned part = lane_ / 4 % 2 == 0 ? 0x1010 : 0x3232;
-    const auto twice = [&](std::uint32_t pair) { return __byte_perm(pair, pair, part); };
-    return between.of_tile({twice(turns.x), twice(turns.y)}, {twice(turns.z), twice(turns.w)});
-  }
-  __device__ __forceinline__ const uint4* turns_of(int tile) const {
-    return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt) + (tile & (Shape::kTiles - 1)) * 4;
-  }
-
-  unsigned char* memory_;
-  int lane_, warp_;
-  std::uint32_t turn_ = 0;  // of the mbarrier
-};
-
-#endif
-
-// Units of kPoints tokens to the second cache, by one thread.
-template <int kPoints>
-__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
-  if (threadIdx.x == 0) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
-                 "n"(2 * kPoints)
-                 : "memory");
-  }
-}
-
-// What blocks do in turns: items, each of as many neighbouring channels as a block has. Item i of line n is number
-// n all + i.
-template <int kTogether>
-struct Items {
-  int all, step, first, last;
-
-  __device__ __forceinline__ explicit Items(const WholeCall& whole)
-      : all(static_cast<int>(whole.x.channels) / kTogether),
-        step(static_cast<int>(gridDim.x)),
-        first(static_cast<int>(blockIdx.x)),
-        last((static_cast<int>(whole.call.channels) - 1) / kTogether + 1) {}
-  // An item's results are done, which all of the block have written before they met.
-  __device__ __forceinline__ void finish(const WholeCall& whole, int item) const {
-    if (threadIdx.x == 0) count_done(whole.done + item * kTogether / kUnitChannels);
-  }
-};
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
-template <int R>
-__device__ __forceinline__ WholeWarp<R> begin_whole() {
-  extern __shared__ __align__(128) unsigned char memory[];
-  if (R == 8 && threadIdx.x == 0) {
-    ptx::mbarrier_init(ptx::shared_address(memory + WholeMemory<R>::kCameAt), 1);
-    ptx::fence_barrier_init();
-  }
-  WholeMemory<R>::fill(memory, static_cast<int>(threadIdx.x) % 32, static_cast<int>(threadIdx.x) / 32);
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next();
-  __syncthreads();
-  return WholeWarp<R>(memory);
-}
-
-#endif
-
-// What takes results back. A filter's numbers are 2^8 / its scale times it, their spectrum 2^-12 of theirs, and what
-// comes back 2^12 times as much.
-__device__ __forceinline__ float back_scale(float tokens, float filter) { return tokens * filter * (1.0f / 256.0f); }
+constexpr int kLongest = 8;  // R
+using LongestItems = Items<WholeShape<kLongest>::kTogether>;
 
 // y. Spectra: kWholeSpectrum a block.
-template <int R>
-__global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<R>();
-  const Items<WholeShape<R>::kTogether> items(whole);
+  auto warp = begin_whole<kLongest>();
+  const LongestItems items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float filter_scale = next.template common<true>();
+    const float filter_scale = next.common<true>();
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.x, item);
-    warp.template tiles_to<true>(filter);
+    warp.tiles_to<true>(filter);
     for (std::int64_t n = 0; n < whole.call.lines; ++n) {
       const std::int64_t number = n * items.all + item;
-      const float scale = next.template common<false>();
+      const float scale = next.common<false>();
       __syncthreads();
       warp.columns(next, field_of(scale));
       const StoredTile tile = warp.first_stored(filter);
@@ -429,9 +40,9 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
       } else if (item + items.step < items.last) {
         next = warp.ask(whole.filter, item + items.step);
       }
-      warp.template tiles<false>(filter, tile, Times());
+      warp.tiles<false>(filter, tile, Times());
       __syncthreads();
-      warp.template columns_back<false>(whole.x, number, back_scale(scale, filter_scale));
+      warp.columns_back<false>(whole.x, number, back_scale(scale, filter_scale));
     }
   }
   __syncthreads();
@@ -439,79 +50,49 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
 #endif
 }
 
-// What x's numbers of a sequence are scaled by, so that products with dy's of a chunk's sequences can be summed.
-struct SummedScale {
-  int all = 0, up;  // exponent fields' sum, the largest of the chunk; what is left of f16's range
-
-  // Of N points' spectra, of tokens below 2^-4, products are below N^2 2^-8, and so are by Cauchy and Schwarz sums over
-  // any frequencies. They are to stay below 2^15 when x's are 2^-12 of it, and x's own spectrum before that as well.
-  template <int R>
-  static __device__ __forceinline__ SummedScale of(int sequences) {
-    constexpr int kLog = R == 8 ? 3 : R == 4 ? 2 : R == 2 ? 1 : 0;
-    return {0, min(kMostUp - kLog, 11 - 2 * kLog - (32 - __clz(sequences - 1)))};
-  }
-  __device__ __forceinline__ void add(float x, float dy) {
-    if (field_of(x) > 0 && field_of(dy) > 0) all = max(all, field_of(x) + field_of(dy));
-  }
-  // Of a sequence with this scale of dy; where that is 0 x's numbers become zeros.
-  __device__ __forceinline__ int of_x(float dy) const { return field_of(dy) == 0 ? 1 << 10 : all - field_of(dy) - up; }
-  // What takes sums to what they are of.
-  __device__ __forceinline__ float back() const { return all == 0 ? 0.0f : scalbnf(1.0f, all - up - 254); }
-};
-
-// The scales of the filter's gradient of chunk and item `number`, of kTogether channels.
-template <int R, int kTogether = WholeShape<R>::kTogether>
-__device__ __forceinline__ void store_scales(const WholeCall& whole, std::int64_t number, const SummedScale& summed) {
-  const int lane = static_cast<int>(threadIdx.x);
-  if (lane < 4 * R * kTogether && lane % (4 * R) == 0) {
-    whole.filter.scales[(number * kTogether + lane / (4 * R)) * WholeShape<R>::kTiles] = summed.back();
-  }
-}
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The filter's gradient, columns back and scales.
-template <int R>
-__device__ __forceinline__ void sums_back(const WholeWarp<R>& warp, const WholeCall& whole, std::int64_t number,
+__device__ __forceinline__ void sums_back(const WholeWarp<kLongest>& warp, const WholeCall& whole, std::int64_t number,
                                           const SummedScale& summed) {
-  warp.template columns_back<true>(whole.filter, number, 1.0f);
-  store_scales<R>(whole, number, summed);
+  warp.columns_back<true>(whole.filter, number, 1.0f);
+  store_scales<kLongest, WholeShape<kLongest>::kTogether>(whole, number, summed);
 }
 
 #endif
 
 // dx and the filter's gradient of one sequence. Spectra: kWholeSpectrum a block, of dy.
-template <int R>
-__global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<R>();
-  const Items<WholeShape<R>::kTogether> items(whole);
+  auto warp = begin_whole<kLongest>();
+  const LongestItems items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.gradients, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float scale = next.template common<false>();
+    const float scale = next.common<false>();
     warp.columns(next, field_of(scale));
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.filter, item);
-    warp.template tiles_to<false>(gradients);
-    const float filter_scale = next.template common<true>();
+    warp.tiles_to<false>(gradients);
+    const float filter_scale = next.common<true>();
     __syncthreads();
     warp.columns(next, field_of(filter_scale));
     StoredTile tile = warp.first_stored(gradients);
     __syncthreads();
     next = warp.ask(whole.x, item);
-    warp.template tiles<true>(gradients, tile, ConjugateTimes());
+    warp.tiles<true>(gradients, tile, ConjugateTimes());
     __syncthreads();
-    warp.template columns_back<false>(whole.gradients, item, back_scale(scale, filter_scale));
-    SummedScale summed = SummedScale::of<R>(1);
-    summed.add(next.template common<false>(), scale);
+    warp.columns_back<false>(whole.gradients, item, back_scale(scale, filter_scale));
+    SummedScale summed = SummedScale::of<kLongest>(1);
+    summed.add(next.common<false>(), scale);
     warp.columns(next, summed.of_x(scale));
     tile = warp.first_stored(gradients);
     __syncthreads();
     if (item + items.step < items.last) next = warp.ask(whole.gradients, item + items.step);
-    warp.template tiles<true>(gradients, tile, ConjugateTimes());
+    warp.tiles<true>(gradients, tile, ConjugateTimes());
     __syncthreads();
     sums_back(warp, whole, item, summed);
   }
@@ -521,45 +102,44 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
 }
 
 // Of several sequences. Spectra: 3 kWholeSpectrum a block, of the filter, of dy and of sums.
-template <int R>
-__global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<R>();
-  const Items<WholeShape<R>::kTogether> items(whole);
+  auto warp = begin_whole<kLongest>();
+  const LongestItems items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float filter_scale = next.template common<true>();
+    const float filter_scale = next.common<true>();
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.gradients, item);
-    warp.template tiles_to<true>(filter);
+    warp.tiles_to<true>(filter);
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
-      SummedScale summed = SummedScale::of<R>(static_cast<int>(end - begin));
+      SummedScale summed = SummedScale::of<kLongest>(static_cast<int>(end - begin));
 #pragma unroll 4
       for (std::int64_t n = begin; n < end; ++n) {
-        const float x = warp.template common_of<false>(warp.scales(whole.x, n * items.all + item));
-        summed.add(x, warp.template common_of<false>(warp.scales(whole.gradients, n * items.all + item)));
+        const float x = warp.common_of<false>(warp.scales(whole.x, n * items.all + item));
+        summed.add(x, warp.common_of<false>(warp.scales(whole.gradients, n * items.all + item)));
       }
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
-        const float scale = next.template common<false>();
+        const float scale = next.common<false>();
         __syncthreads();
         warp.columns(next, field_of(scale));
         StoredTile tile = warp.first_stored(filter);
         __syncthreads();
         next = warp.ask(whole.x, number);
-        warp.template tiles<false>(filter, tile, [&](Tile& own, const StoredTile& by, int at) {
+        warp.tiles<false>(filter, tile, [&](Tile& own, const StoredTile& by, int at) {
           store_spectrum(gradients + at, own);
           TimesConjugate()(own, by, at);
         });
         __syncthreads();
-        warp.template columns_back<false>(whole.gradients, number, back_scale(scale, filter_scale));
+        warp.columns_back<false>(whole.gradients, number, back_scale(scale, filter_scale));
         warp.columns(next, summed.of_x(scale));
         tile = warp.first_stored(gradients);
         __syncthreads();
@@ -569,10 +149,10 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
           next = warp.ask(whole.filter, item + items.step);
         }
         if (n + 1 < end) {
-          n == begin ? warp.template tiles_added<true>(sums, gradients, tile, ConjugateTimes())
-                     : warp.template tiles_added<false>(sums, gradients, tile, ConjugateTimes());
+          n == begin ? warp.tiles_added<true>(sums, gradients, tile, ConjugateTimes())
+                     : warp.tiles_added<false>(sums, gradients, tile, ConjugateTimes());
         } else {
-          warp.template tiles<true>(gradients, tile, [&](Tile& own, const StoredTile& by, int at) {
+          warp.tiles<true>(gradients, tile, [&](Tile& own, const StoredTile& by, int at) {
             ConjugateTimes()(own, by, at);
             if (n == begin) return;
             StoredTile before;
