@@ -43,21 +43,6 @@ __global__ void sum_constant_gates(const float* parts, float* dg, std::int64_t d
   if (threadIdx.x == 0) dg[blockIdx.x * dg_stride] = static_cast<float>(sum);
 }
 
-// f<GateTile>() with how kernels find a problem's gates.
-template <class F>
-void with_gate_tile(const Problem& problem, F f) {
-  switch (problem.gate) {
-    case GateKind::none:
-      return f.template operator()<GateTile::none>();
-    case GateKind::constant:
-    case GateKind::scalar:
-      return f.template operator()<GateTile::token>();
-    default:
-      return problem.gate_dtype == DType::f32 ? f.template operator()<GateTile::wide>()
-                                              : f.template operator()<GateTile::narrow>();
-  }
-}
-
 template <class Core>
 void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const OutputGradients& d_out,
                             const InputGradients& d_in) {
@@ -79,7 +64,7 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (plan.finds_states) launch_fused<Core>(context, states_only, {plan.groups, false, plan.features});
   if (plan.backward == BackwardForm::key_gates) {
-    with_gate_tile(problem, [&]<GateTile kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
+    with_gates<false>(p, [&]<GatesAs kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
   } else if constexpr (std::is_same_v<Core, TensorCore90>) {
     launch_backward_by_role(p, f, context.architecture().multiprocessors, stream);
   } else {
@@ -128,7 +113,7 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   run.states = w.state_gradients;
   launch_recurrence<Core>(stream, p, passes, run, true);
   if (chunks > 0) {
-    with_gate_tile(problem, [&]<GateTile kGate>() {
+    with_gates<false>(p, [&]<GatesAs kGate>() {
       using Launch = BackwardLaunch<Core, kGate>;
       if (d_in.dq || d_in.dk || d_in.dg) Launch::dq_dk_dg(p, w, d, context.architecture().multiprocessors, stream);
       if (sums_gates && constant) Launch::constant_gate_pairs(p, w, d.d_o, stream);

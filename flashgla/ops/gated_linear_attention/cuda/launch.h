@@ -19,6 +19,17 @@ void with_core(bool hopper, F f) {
   hopper ? f.template operator()<TensorCore90>() : f.template operator()<TensorCore80>();
 }
 
+// f<GatesAs>() with how gates of a call come: logits as bf16, a constant gate, unless kConstant, as one a token.
+template <bool kConstant, class F>
+void with_gates(const Params& p, F f) {
+  if (p.gate == GateKind::none) return f.template operator()<GatesAs::none>();
+  if constexpr (kConstant) {
+    if (p.gate == GateKind::constant) return f.template operator()<GatesAs::constant>();
+  }
+  if (p.gate != GateKind::key) return f.template operator()<GatesAs::tokens>();
+  p.gate_dtype == DType::f32 ? f.template operator()<GatesAs::f32>() : f.template operator()<GatesAs::bf16>();
+}
+
 // Forms of the plan.
 struct OnePass {
   int groups;            // warpgroups of a block

@@ -18,6 +18,11 @@ constexpr int kTile = 64;
 constexpr std::int64_t kImageBytes = kTile * kTile * 2;
 constexpr int tiles_of(int channels) { return (channels + kTile - 1) / kTile; }
 
+// How gates come: none, one for all tokens, one a token; key gates of bf16, as logits (Hopper), of f32. Kernels are
+// apart by it, for code that lies between what every block runs makes short calls wait for instructions. Some take a
+// constant gate for one a token, and logits for gates of bf16.
+enum class GatesAs { none, constant, tokens, bf16, logits, f32 };
+
 // [B, T, heads, channels] with contiguous channels, or [B, T, heads] (channels 1), or [heads] (batch and token 0).
 struct Strided {
   void* data = nullptr;

@@ -15,7 +15,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 // The products of a chunk within one anchor's reach. held: in the first group dv is left there, in the second dh goes
 // on; d: in the first group dq, in the second dk.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void products_of_chunk(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
                                                   Accumulator& held, float2 decay) {
   using Layout = ChannelsShared;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void products_of_chunk(const ChannelsView<Core, kGate
 constexpr int kAllChunks = -1;
 
 // Where the walk over a sequence's first so many chunks begins, in shared memory, and the last of them is asked for.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, int chunks, Rung rung) {
   using Layout = ChannelsShared;
   const Params& p = view.p;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
 }
 
 // The next chunk's tiles are there, and dv and dg of the one after it leave; false beyond the sequence's start.
-template <bool kMayBeHeld, class Core, KeyGates kGates>
+template <bool kMayBeHeld, class Core, GatesAs kGates>
 __device__ __forceinline__ bool begin_chunk(const ChannelsView<Core, kGates>& view, int index,
                                             const Accumulator& held) {
   ptx::copy_async_wait<0>();
@@ -155,13 +155,13 @@ __device__ __forceinline__ bool begin_chunk(const ChannelsView<Core, kGates>& vi
   if (index < view.last_chunk()) view.template finish_after<kMayBeHeld>(index, held);
   if (index < 0) return false;
   view.put_index(index);
-  if constexpr (kGates == KeyGates::logits) view.turn_gates(index);
+  if constexpr (kGates == GatesAs::logits) view.turn_gates(index);
   return true;
 }
 
 // Chunks from a sequence's end on, while one anchor reaches; how many are left. A loop of its own, for what the other
 // rungs cost a chunk is to be in the same one.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ int walk_by_one_anchor(const ChannelsView<Core, kGates>& view, Accumulator& held) {
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ int walk_by_one_anchor(const ChannelsView<Core, kGate
 }
 
 // All chunks, each by the rung that serves it.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void walk_by_rungs(const ChannelsView<Core, kGates>& view, Accumulator& held) {
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
@@ -244,7 +244,7 @@ __device__ __forceinline__ void walk_by_rungs(const ChannelsView<Core, kGates>& 
 }
 
 // Grid: N x G. One query head a kv head; states kept.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void backward_channels(const Params& p, const FusedBackward& f, char* shared) {
   const ChannelsView<Core, kGates> view{p, f, ptx::shared_address(shared), in_first_group()};
   start_walk(view, kAllChunks, Rung::one_anchor);

@@ -17,7 +17,7 @@ __device__ __forceinline__ Rung rung_after_blocks(std::uint32_t room, const Bloc
 
 // From q, k and g as loaded to dq or dk, E in its tiles, dv or dh, as after the other rungs but for dq's and dk's
 // factors, which are in them. Returns the chunk's number.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>& view, Accumulator& d,
                                                Accumulator& held) {
   using Layout = ChannelsShared;

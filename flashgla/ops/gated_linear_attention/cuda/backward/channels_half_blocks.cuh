@@ -6,7 +6,7 @@
 namespace flashgla::ops::gated_linear_attention::cuda {
 
 // q~ and k~ in place, factors to their vectors and dh^ to its tile; whether no gate that this thread has seen is NaN.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ bool gate_half_blocks(const ChannelsView<Core, kGates>& view, int index,
                                                  const Accumulator& held) {
   using Layout = ChannelsShared;
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool gate_half_blocks(const ChannelsView<Core, kGates
 
 // What the first token's gates have been held back by, of this thread's rows, which are channels; and, of gates in f32,
 // what they have been rounded by, for the gradient of the first state is made of these few alone.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ float2 of_first_gates(const ChannelsView<Core, kGates>& view, int index, int thread) {
   const std::uint32_t tile = view.stage_of(index) + ChannelsShared::g;
   const int row = row_of_element(thread, 0);
@@ -72,7 +72,7 @@ __device__ __forceinline__ float2 of_first_gates(const ChannelsView<Core, kGates
 
 // The products of a chunk (products_of_chunk) from anchor to anchor between the k-steps; kBlocks anchors, or
 // kHalfBlocks. With these what tokens have with themselves is left to leave_half_blocks, and `others` are for it.
-template <int kAnchors, class Core, KeyGates kGates>
+template <int kAnchors, class Core, GatesAs kGates>
 __device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
                                                   Accumulator& held, std::uint32_t (&others)[16]) {
   using Layout = ChannelsShared;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void anchored_products(const ChannelsView<Core, kGate
 
 // E to its tiles, and dq or dk from its rows' units; what tokens have with themselves, `others` (k' or q' of this
 // warp's rows) times what take_diagonal has put, comes to it in between.
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __device__ __forceinline__ void leave_half_blocks(const ChannelsView<Core, kGates>& view, int index, Accumulator& d,
                                                   const std::uint32_t (&others)[16]) {
   using Layout = ChannelsShared;

@@ -153,19 +153,16 @@ struct Exponent {
   __device__ __forceinline__ float operator()(float b) const { return fmaf(b, slope, offset); }
 };
 
-// What p.g holds: log gates, logits, or log gates in f32, which are rounded as they come.
-enum class KeyGates { bf16, logits, f32 };
-
 // A block's walk over the chunks of a sequence and head, back in time. Of the first group: q, do, dq, dv; of the
 // second: k, v, dh, dk, dg. Registers are too few for where the walk began, and with mma.sync for where it is: that
 // lies in shared memory.
-template <class CoreIn, KeyGates kGates>
+template <class CoreIn, GatesAs kGates>
 struct ChannelsView {
   using Core = CoreIn;
   using Layout = ChannelsShared;
   static constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   static constexpr bool kAnchors = std::is_same_v<Core, TensorCore90>;  // has the rung of that name
-  static constexpr bool kInF32 = kGates == KeyGates::f32, kByLogits = kGates == KeyGates::logits;
+  static constexpr bool kInF32 = kGates == GatesAs::f32, kByLogits = kGates == GatesAs::logits;
   static constexpr int kGateBytes = kInF32 ? 4 : 2;
   const Params& p;
   const FusedBackward& f;

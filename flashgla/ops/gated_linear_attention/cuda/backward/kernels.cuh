@@ -9,7 +9,7 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class Core, GateTile kGate, bool kGrouped>
+template <class Core, GatesAs kGate, bool kGrouped>
 __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
     make_dq_dk_dg_kernel(const __grid_constant__ Params p, const __grid_constant__ BackwardWorkspace w,
                          const __grid_constant__ Gradients d, const __grid_constant__ RowMaps maps, unsigned items) {
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(PairShared<Core>::threads, 1)
   if constexpr (Core::available) make_dq_dk_dg<Core, kGate, kGrouped>(p, w, d, maps, items, shared);
 }
 
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 __global__ void __launch_bounds__(kFusedThreads, 2)
     backward_channels_kernel(const __grid_constant__ Params p, const __grid_constant__ FusedBackward f) {
   flashgla::cuda::wait_for_previous();
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kFusedThreads, 2)
   if constexpr (Core::available) backward_channels<Core, kGates>(p, f, shared);
 }
 
-template <class Core, KeyGates kGates>
+template <class Core, GatesAs kGates>
 void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStream_t stream) {
   static_assert(ChannelsShared::total <= kFusedSharedBytes);
   flashgla::cuda::launch("gated_linear_attention backward of key gates", backward_channels_kernel<Core, kGates>,
@@ -36,17 +36,17 @@ void launch_backward_channels(const Params& p, const FusedBackward& f, cudaStrea
                          stream, kNext<Core>, p, f);
 }
 
-template <class Core, GateTile kGate>
+template <class Core, GatesAs kGate>
 void BackwardLaunch<Core, kGate>::one_kernel(const Params& p, const FusedBackward& f, cudaStream_t stream) {
-  if constexpr (kGate == GateTile::wide) {
-    launch_backward_channels<Core, KeyGates::f32>(p, f, stream);
-  } else if constexpr (kGate == GateTile::narrow) {
-    if (p.logit_scale == 0.0f) return launch_backward_channels<Core, KeyGates::bf16>(p, f, stream);
-    if constexpr (std::is_same_v<Core, TensorCore90>) launch_backward_channels<Core, KeyGates::logits>(p, f, stream);
+  if constexpr (kGate == GatesAs::f32) {
+    launch_backward_channels<Core, GatesAs::f32>(p, f, stream);
+  } else if constexpr (kGate == GatesAs::bf16) {
+    if (p.logit_scale == 0.0f) return launch_backward_channels<Core, GatesAs::bf16>(p, f, stream);
+    if constexpr (std::is_same_v<Core, TensorCore90>) launch_backward_channels<Core, GatesAs::logits>(p, f, stream);
   }
 }
 
-template <class Core, GateTile kGate>
+template <class Core, GatesAs kGate>
 void BackwardLaunch<Core, kGate>::dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
                                            int multiprocessors, cudaStream_t stream) {
   using Layout = PairShared<Core>;
@@ -68,10 +68,10 @@ void BackwardLaunch<Core, kGate>::dq_dk_dg(const Params& p, const BackwardWorksp
                          kNext<Core>, p, w, d, maps, items);
 }
 
-template <class Core, GateTile kGate>
+template <class Core, GatesAs kGate>
 void BackwardLaunch<Core, kGate>::constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o,
                                                       cudaStream_t stream) {
-  if constexpr (kGate == GateTile::token) {
+  if constexpr (kGate == GatesAs::tokens) {
     const dim3 grid(static_cast<unsigned>(p.sequences.most_chunks), static_cast<unsigned>(p.heads * p.group));
     flashgla::cuda::launch("gated_linear_attention constant gate", constant_gate_pairs_kernel<Core>, grid,
                            kGroupThreads, kPairsShared, stream, kNext<Core>, p, w, d_o);

@@ -59,7 +59,7 @@ __device__ __forceinline__ void multiply_values(const View& view, unsigned unit,
     if (View::kGated && !view.late && first) {
       through += dot_of_rows(view.shared + at_stage + Layout::h, view.shared + at_stage + Layout::dh, fresh_thread());
     }
-    if (View::kBulk && View::kTileOfGates && (first || View::kGate == GateTile::wide) &&
+    if (View::kBulk && View::kTileOfGates && (first || View::kGate == GatesAs::f32) &&
         (tile + 1) * kTile >= view.p.value_dim) {
       ptx::copy_async_wait<0>();
       view.turn_gates(at);
@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply_pairs(const View& view, Accumulator& ac
   const std::uint32_t base = view.base, own_a = view.own_tile(Layout::a), own_gates = view.own_tile(Layout::gates);
   if constexpr (View::kGated) {
     Accumulator inside_across, inside_within;
-    if constexpr (View::kGate == GateTile::narrow) {
+    if constexpr (View::kGate == GatesAs::bf16) {
       std::uint32_t triangle[16];
       triangle_of_ones<Triangle::lower>(triangle, thread);
       Core::begin(across, crossed, triangle);
@@ -176,7 +176,7 @@ struct PairEnd {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
   static constexpr Stored k_outer = View::k_outer, k_inner = View::k_inner;
-  static constexpr GateTile kGate = View::kGate;
+  static constexpr GatesAs kGate = View::kGate;
   static constexpr bool kBulk = View::kBulk, kGated = View::kGated;
   const View& view;
   const Params& p;
@@ -248,14 +248,14 @@ struct PairEnd {
     }
     std::uint32_t operand[16];
     // By a branch with a third of the instructions, for which these have no registers.
-    if constexpr (kGate == GateTile::wide || !kBulk) {
+    if constexpr (kGate == GatesAs::f32 || !kBulk) {
       select_pairs(operand, pairs, !late, thread);
     } else if (late) {
       select_pairs<false>(operand, pairs, thread);
     } else {
       select_pairs<true>(operand, pairs, thread);
     }
-    if constexpr (kGate == GateTile::wide) sum_wide_gates(view, b, again<Core>(thread, fresh_thread));
+    if constexpr (kGate == GatesAs::f32) sum_wide_gates(view, b, again<Core>(thread, fresh_thread));
     put_operand<Core>(own_a, operand, thread);
     // Nothing crosses into a chunk that is alone: none times tiles that are there.
     to_operand(crossed, between);
@@ -267,7 +267,7 @@ struct PairEnd {
       scale_columns(across, other_decays, thread, both);
     }
     float crossing = 0.0f;  // constant gates: this thread's part of dg, see backward/constant_gate.cuh
-    if constexpr (kGate == GateTile::token) {
+    if constexpr (kGate == GatesAs::tokens) {
       if (p.gate == GateKind::constant) {
         crossing = crossing_by_steps(view, at, rows, across_tile, within_tile, across, within, thread);
       }
@@ -280,7 +280,7 @@ struct PairEnd {
         crossing += static_cast<float>(at.rows_early + at.rows_late) * sum;
       }
     }
-    if constexpr (kGate == GateTile::token) {
+    if constexpr (kGate == GatesAs::tokens) {
       crossing = flashgla::cuda::warp_sum(crossing);
       if (lane == 0) crossings[warp] = first ? crossing : crossings[warp] + crossing;
     }
@@ -292,7 +292,7 @@ struct PairEnd {
                                               std::uint32_t (&crossed)[16]) const {
     multiply_pairs(view, across, within, b, crossed, crossed_tile(), across_tile, within_tile, decays, by_keys, thread);
     View::meet();
-    if constexpr (kGate == GateTile::token) clear(b);  // found later: not what is left of a steep tile's
+    if constexpr (kGate == GatesAs::tokens) clear(b);  // found later: not what is left of a steep tile's
   }
   // e: q dq - k dk, of the early chunk k dk - q dq.
   template <template <class, int> class Kept>
@@ -327,7 +327,7 @@ struct PairEnd {
   }
   // What dg is made of e from: tiles, where a and q~ were, or of one gate a token sums over the thread's rows.
   __device__ __forceinline__ void put_e(Accumulator& e, float2& rows_of_e) const {
-    if constexpr (kGate == GateTile::token) {
+    if constexpr (kGate == GatesAs::tokens) {
       float sums[2] = {};
 #pragma unroll
       for (int i = 0; i < 32; ++i) sums[(i >> 1) & 1] += e[i] * signs[column_of_element(thread, i)];
@@ -378,7 +378,7 @@ struct PairEnd {
   // From across and within as they stand in brackets above, but for powers of b, and e as put_e has left it.
   __device__ __forceinline__ void leave(bool steep, Accumulator& across, Accumulator& within, Accumulator& b,
                                         float2 rows_of_e) const {
-    if constexpr (kGate == GateTile::token) sum_token_gates(view, b, row_sums, steep, thread);
+    if constexpr (kGate == GatesAs::tokens) sum_token_gates(view, b, row_sums, steep, thread);
 
     if constexpr (kGated) {  // r
       if (thread < kTile && (!late || first)) {
@@ -419,10 +419,10 @@ struct PairEnd {
       } else {
         gradients.store_gradient(true, within);
       }
-    } else if constexpr (kGate == GateTile::none) {
+    } else if constexpr (kGate == GatesAs::none) {
       gradients.store_gradient(late, across);
       gradients.store_gradient(!late, within);
-    } else if constexpr (kGate == GateTile::token) {
+    } else if constexpr (kGate == GatesAs::tokens) {
       gradients.store_gradient(late, across);
       gradients.store_gradient(!late, within);
       if (p.gate == GateKind::constant) {
@@ -443,11 +443,11 @@ struct PairEnd {
 
 // Grid: blocks that walk over pairs x G x key tiles, innermost last, so that what neighbours share is in the cache.
 // `items` of them. kGrouped: several query heads a key-value head.
-template <class Core, GateTile kGate, bool kGrouped>
+template <class Core, GatesAs kGate, bool kGrouped>
 __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d,
                                               const RowMaps& maps, unsigned items, char* shared) {
   using Layout = PairShared<Core>;
-  constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none;
+  constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GatesAs::none;
   // The way of steep tiles lies behind the loop, and goes back to its end, since code that is jumped over is waited for
   // where it is in no cache. Not with several query heads, for which registers are too few.
   constexpr bool kApart = kBulk && kGated && !kGrouped;
@@ -512,7 +512,7 @@ __device__ __forceinline__ void make_dq_dk_dg(const Params& p, const BackwardWor
         clear(between);
         through = 0.0f;
         // They stay for the other query heads; those of f32 lie where a is put.
-        if constexpr (kBulk && kGate == GateTile::wide) {
+        if constexpr (kBulk && kGate == GatesAs::f32) {
           View::meet_group();  // what was there has been read
           view.load_gates(at);
         } else if (kBulk && first) {

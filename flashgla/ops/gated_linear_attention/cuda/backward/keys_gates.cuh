@@ -50,7 +50,7 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
                                                   int thread) {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
-  constexpr GateTile kGate = View::kGate;
+  constexpr GatesAs kGate = View::kGate;
   const Params& p = view.p;
   const bool late = view.late;
   const int channel = at.key_tile * kTile;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
     ptx::copy_async_wait<0>();
     __syncwarp();  // a warp reads what it has loaded
   };
-  if constexpr (kReload && kGate == GateTile::narrow) {
+  if constexpr (kReload && kGate == GatesAs::bf16) {
     view.load_gates(at);
     ptx::copy_async_wait<0>();
     view.turn_gates(at);
@@ -76,9 +76,9 @@ __device__ __forceinline__ void finish_steep_pair(const View& view, const PairPl
   finish_by_blocks<Core>(
       across, within, b, steep_e, !late, late ? own_q : own_k, late ? own_k : own_q, own_a, own_gates, p.scale,
       [&](Accumulator& sums, int thread) {
-        if constexpr (kGate == GateTile::narrow) {
+        if constexpr (kGate == GatesAs::bf16) {
           sum_block(sums, own_gates, thread);
-        } else if constexpr (kGate == GateTile::wide) {
+        } else if constexpr (kGate == GatesAs::f32) {
           const Rows gates = view.rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim);
           sum_block_of(sums, thread, [&](int row, int column) { return f32_gates_at(gates, row, column); });
         } else {

@@ -21,14 +21,14 @@ __device__ __forceinline__ void store_pieces(const Rows& r, std::uint32_t tile, 
 }
 
 // As so many numbers of bf16 e is summed, where gates are a tile.
-template <GateTile kGate>
-constexpr int kPartsOfE = kGate == GateTile::wide ? 3 : 2;
+template <GatesAs kGate>
+constexpr int kPartsOfE = kGate == GatesAs::f32 ? 3 : 2;
 
 template <class View>
 struct PairGradients {
   using Core = typename View::Core;
   using Layout = typename View::Layout;
-  static constexpr GateTile kGate = View::kGate;
+  static constexpr GatesAs kGate = View::kGate;
   static constexpr bool kGated = View::kGated;
   // b is times this to base 2.
   static constexpr float kBase = View::kTileOfGates ? kLog2E : 1.0f;
@@ -65,7 +65,7 @@ struct PairGradients {
     __syncwarp();
     Rows to_rows = view.rows_at(at, to, 2, head, channel_again(), p.key_dim);
     if (to.data == nullptr) to_rows.rows = 0;
-    if constexpr (kGate == GateTile::narrow) {
+    if constexpr (kGate == GatesAs::bf16) {
       if (by_logits) {
         if (steep) {  // the gates' place was another's
           const Rows logits = view.rows_at(at, p.g, 2, head, channel_again(), p.key_dim);
@@ -117,7 +117,7 @@ struct PairGradients {
       dg[4 * j + 2] = dg[4 * j + 2] * sign.x + more.x;
       dg[4 * j + 3] = dg[4 * j + 3] * sign.y + more.y;
     }
-    if constexpr (kGate == GateTile::narrow) {
+    if constexpr (kGate == GatesAs::bf16) {
       store(
           view.d.dg, at.kv_head, dg, [](int) { return make_float2(1.0f, 1.0f); }, view.p.logit_scale != 0.0f);
     } else if (view.d.dg.data != nullptr) {

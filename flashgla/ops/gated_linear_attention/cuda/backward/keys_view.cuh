@@ -7,14 +7,14 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-template <class CoreIn, GateTile kGateIn>
+template <class CoreIn, GatesAs kGateIn>
 struct PairView {
   using Core = CoreIn;
   using Layout = PairShared<Core>;
-  static constexpr GateTile kGate = kGateIn;
+  static constexpr GatesAs kGate = kGateIn;
   static constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
-  static constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GateTile::none,
-                        kTileOfGates = kGate == GateTile::narrow || kGate == GateTile::wide;
+  static constexpr bool kBulk = Layout::in_bulk, kGated = kGate != GatesAs::none,
+                        kTileOfGates = kGate == GatesAs::bf16 || kGate == GatesAs::f32;
   const Params& p;
   const BackwardWorkspace& w;
   const Gradients& d;
@@ -74,7 +74,7 @@ struct PairView {
       Core::expect_bytes(base + Layout::inputs_full, chunks * (2 * kTileBytes + of_decays));
       for (int of = 0; of < chunks; ++of) {
         const std::uint32_t to = base + Layout::epilogue + of * Layout::group;
-        if (kGate == GateTile::none && w.prepared.plain) {
+        if (kGate == GatesAs::none && w.prepared.plain) {
           const auto copy = [&](std::uint32_t to, const RowMap& rows, int head) {
             Core::copy_box(to, &rows.map, at.key_tile * kTile, static_cast<int>(at.token) + of * kChunk,
                            head * rows.head_step, static_cast<int>(at.batch) * rows.batch_step,
@@ -113,14 +113,14 @@ struct PairView {
   // Gates of its chunk by each group; those of f32 to the place of a too.
   __device__ __forceinline__ void load_gates(const PairPlace& at) const {
     const int thread = fresh_thread(), channel = at.key_tile * kTile, rows = late ? at.rows_late : at.rows_early;
-    if constexpr (kGate == GateTile::narrow) {
+    if constexpr (kGate == GatesAs::bf16) {
       load_tile(own_tile(Layout::gates), rows_at(at, p.g, 2, at.kv_head, channel, p.key_dim), thread);
       ptx::copy_async_commit();
-    } else if constexpr (kGate == GateTile::wide) {
+    } else if constexpr (kGate == GatesAs::f32) {
       load_f32_tile(own_tile(Layout::gates), own_tile(Layout::a), rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim),
                     thread);
       ptx::copy_async_commit();
-    } else if constexpr (kGate == GateTile::token) {
+    } else if constexpr (kGate == GatesAs::tokens) {
       if (thread < kTile) {  // read again by the same thread
         floats(own(Layout::gates))[thread] =
             thread < rows ? load_as(p.gate_dtype, token_gates(at), thread * p.g.token) : 0.0f;
@@ -130,17 +130,17 @@ struct PairView {
 
   // Logits become gates where they lie, gates of f32 two tiles.
   __device__ __forceinline__ void turn_gates(const PairPlace& at) const {
-    if constexpr (kGate == GateTile::narrow) {
+    if constexpr (kGate == GatesAs::bf16) {
       if (p.logit_scale != 0.0f) {
         turn_tile_of_logits(own_tile(Layout::gates), late ? at.rows_late : at.rows_early, p, fresh_thread());
       }
-    } else if constexpr (kGate == GateTile::wide) {
+    } else if constexpr (kGate == GatesAs::f32) {
       split_f32_tile(own_tile(Layout::gates), own_tile(Layout::a), fresh_thread());
     }
   }
   // What a constant gate has for chunks that the call might have had.
   __device__ __forceinline__ void clear_missing_gates() const {
-    if constexpr (kGate == GateTile::token) {
+    if constexpr (kGate == GatesAs::tokens) {
       if (p.gate == GateKind::constant && p.sequences.cu_seqlens != nullptr) {
         const std::int64_t rows = p.sequences.most_chunks * p.heads,
                            there = p.sequences.chunk_begin[p.sequences.count] * p.heads;

@@ -10,9 +10,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// How a kernel finds the gates of its 64 tokens x 64 channels.
-enum class GateTile { none, token, narrow, wide };  // no gate; one f32 a token; a tile of bf16; 64 rows of 64 f32
-
 // Between the kernels of the backward by chunks.
 struct BackwardWorkspace {
   Prepared prepared;  // with P^T and the scale
@@ -30,7 +27,7 @@ struct FusedBackward {
 };
 
 // The launchers of one tensor core and way to find gates.
-template <class Core, GateTile kGate>
+template <class Core, GatesAs kGate>
 struct BackwardLaunch {
   // Key gates: K, V <= 64, G = H, states kept.
   static void one_kernel(const Params& p, const FusedBackward& f, cudaStream_t stream);

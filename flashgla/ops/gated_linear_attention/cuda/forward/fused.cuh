@@ -61,7 +61,7 @@ __device__ __forceinline__ void gate_keys_by_blocks(Local<std::uint32_t, 16>& st
 }
 
 // One gate a token beyond the reach of one anchor. next_gates, of the next chunk, waits too.
-template <class Core, FusedGate gate, bool kPairs, int kGates>
+template <class Core, GatesAs gate, bool kPairs, int kGates>
 __device__ __forceinline__ void gate_tokens_steeply(Local<std::uint32_t, 16>& steep_scores, Accumulator& h,
                                                     Place (&places)[kFusedTensors], std::uint32_t (&next_gates)[kGates],
                                                     const float (&gates)[kGates], const float& constant_gate,
@@ -71,7 +71,7 @@ __device__ __forceinline__ void gate_tokens_steeply(Local<std::uint32_t, 16>& st
   Local<Place, kFusedTensors> walk;
   state.put(h);
   walk.put(places);
-  if constexpr (gate == FusedGate::constant) {
+  if constexpr (gate == GatesAs::constant) {
     const float each = alike_shuffled<Core>(constant_gate);
     gate_steep_tokens(steep_scores, q, k, make_float2(2 * lane < left ? each : 0.0f, 2 * lane + 1 < left ? each : 0.0f),
                       fresh_thread());
@@ -104,13 +104,13 @@ enum class Part { whole, one_anchor, rest };
 // Groups of the grid: N * H * ceil(V / 64), value slices fastest; those of one block are of one sequence. asks_early: a
 // chunk is asked for before the one before it has come, else when it has, or still later; of pairs alone, others always
 // do.
-template <class Core, FusedGate gate, bool kPairs>
+template <class Core, GatesAs gate, bool kPairs>
 __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* shared) {
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   constexpr Loads kLoads = Loads::in_turn;
   using View = FusedView<Core, gate, kPairs>;
   constexpr bool in_f32 = View::in_f32, key = View::key,
-                 by_token = gate == FusedGate::constant || gate == FusedGate::scalar;
+                 by_token = gate == GatesAs::constant || gate == GatesAs::tokens;
   const int group = own_group();
   const std::uint32_t base = ptx::shared_address(shared) + group * (kFusedTiles * kTileBytes);
   const int thread = fresh_thread();
@@ -153,11 +153,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     }
     view.load(View::v_slots, v_next, p.v, rows_here(), V - v0);
     ptx::copy_async_commit();
-    if constexpr (gate == FusedGate::constant) {
+    if constexpr (gate == GatesAs::constant) {
       constant_gate = key_gate(p, span.batch, span.begin, head, 0);
       moved_constant = kPairs ? key_gate(p, span.batch, span.begin, first_key_head + thread / 8 % 2, 0) : constant_gate;
     }
-    if constexpr (gate == FusedGate::scalar) view.token_gates(next_gates, g_next, rows_here());
+    if constexpr (gate == GatesAs::tokens) view.token_gates(next_gates, g_next, rows_here());
   }
   Accumulator h;
   read_state(h, view.own_state(p.h0), K, V, 0, v0, thread);
@@ -310,10 +310,10 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         float gates[View::kGates];
 #pragma unroll
         for (int i = 0; i < View::kGates; ++i) gates[i] = base_2_gate(gate_from_bits(p.gate_dtype, next_gates[i]));
-        if constexpr (gate == FusedGate::scalar) view.token_gates(next_gates, g_next, left > kChunk ? rows_next() : 0);
-        const TokenSums sums = gate == FusedGate::constant ? constant_sums(constant_gate, moved_constant,
-                                                                           view.moved_row(thread), rows_here(), thread)
-                                                           : scan_tokens(gates, group, thread);
+        if constexpr (gate == GatesAs::tokens) view.token_gates(next_gates, g_next, left > kChunk ? rows_next() : 0);
+        const TokenSums sums = gate == GatesAs::constant ? constant_sums(constant_gate, moved_constant,
+                                                                         view.moved_row(thread), rows_here(), thread)
+                                                         : scan_tokens(gates, group, thread);
         one_anchor = sums.total >= -kRange;
         decay.x = decay.y = ptx::exp2(sums.total);
         const auto gate_steeply = [&] {
@@ -362,7 +362,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         Core::template product<k_outer, k_outer, false, kLoads>(h, k, v, thread_shuffled<Core>(thread));
       };
       const auto decay_state = [&] {
-        if constexpr (gate == FusedGate::constant) {  // worked out anew rather than held
+        if constexpr (gate == GatesAs::constant) {  // worked out anew rather than held
           const float each = alike_shuffled<Core>(constant_gate);
           const TokenSums sums =
               constant_sums(each, each, 0, min(alike_shuffled<Core>(left), kChunk), thread_shuffled<Core>(thread));
@@ -416,7 +416,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
   }
 }
 
-template <class Core, FusedGate gate, bool kPairs>
+template <class Core, GatesAs gate, bool kPairs>
 __global__ void __launch_bounds__(2 * kGroupThreads, 2)
     fused_kernel(const __grid_constant__ Params p, bool asks_early) {
   flashgla::cuda::wait_for_previous();
@@ -440,23 +440,12 @@ void launch_fused(Context& context, const Params& p, const OnePass& form) {
                            static_cast<cudaStream_t>(context.stream()),
                            one_each && form.behind_features ? Begin::after_previous : kNext<Core>, p, one_each);
   };
-  const auto launch_gate = [&]<FusedGate gate>(std::integral_constant<FusedGate, gate>) {
+  with_gates<true>(p, [&]<GatesAs gate>() {
     if constexpr (std::is_same_v<Core, TensorCore90>) {
       if (form.pairs) return launch(fused_kernel<Core, gate, true>);
     }
     launch(fused_kernel<Core, gate, false>);
-  };
-  switch (p.gate) {
-    case GateKind::none:
-      return launch_gate(std::integral_constant<FusedGate, FusedGate::none>());
-    case GateKind::constant:
-      return launch_gate(std::integral_constant<FusedGate, FusedGate::constant>());
-    case GateKind::scalar:
-      return launch_gate(std::integral_constant<FusedGate, FusedGate::scalar>());
-    default:
-      return p.gate_dtype == DType::f32 ? launch_gate(std::integral_constant<FusedGate, FusedGate::f32_key>())
-                                        : launch_gate(std::integral_constant<FusedGate, FusedGate::key>());
-  }
+  });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

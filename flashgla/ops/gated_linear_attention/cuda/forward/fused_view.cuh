@@ -6,8 +6,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-enum class FusedGate { none, constant, scalar, key, f32_key };
-
 constexpr int kFusedTiles = 7;
 
 // kPairs, below: rows are not moved by each group for its head (pieces.cuh), but by both groups of a block for both
@@ -32,11 +30,11 @@ using Place = int;
 
 enum FusedTensor { kFusedQ, kFusedK, kFusedV, kFusedO, kFusedGates, kFusedStates, kFusedTensors };
 
-template <class CoreIn, FusedGate kGate, bool kPairsIn>
+template <class CoreIn, GatesAs kGate, bool kPairsIn>
 struct FusedView {
   using Core = CoreIn;
-  static constexpr FusedGate gate = kGate;
-  static constexpr bool kPairs = kPairsIn, in_f32 = gate == FusedGate::f32_key, key = gate == FusedGate::key || in_f32;
+  static constexpr GatesAs gate = kGate;
+  static constexpr bool kPairs = kPairsIn, in_f32 = gate == GatesAs::f32, key = gate == GatesAs::bf16 || in_f32;
   static constexpr std::uint32_t v_slots = 4 * kTileBytes, g_slot = 5 * kTileBytes, h_slot = 6 * kTileBytes;
   static constexpr int unit = 16;  // of a Place
   // Of this thread's tokens of the next chunk, as scan_tokens has them. Bits as they lie in memory: what they mean is
@@ -98,7 +96,7 @@ struct FusedView {
     places[kFusedGates] =
         in_f32 ? first_place(span, p.g, head, 0, 4)  // each group moves its own
         : key  ? first_place(span, p.g, first_key_head, 0)
-        : gate == FusedGate::scalar
+        : gate == GatesAs::tokens
             ? static_cast<Place>(span.batch * p.g.batch + span.begin * p.g.token + first_key_head * p.g.head)
             : 0;
     places[kFusedStates] =

@@ -17,11 +17,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // sum's rounding, 60 * 2^-24 * 8, far below bf16's.
 constexpr float kRange = 60.0f;
 
-// How gates come: one a token, or none; key gates of bf16, as logits (Hopper: forward.cu), of f32. Kernels are apart by
-// it, for code that lies between what every block runs makes short calls wait for instructions.
-enum class GatesAs { tokens, bf16, logits, f32 };
-
-// f(how they come, as a constant) of a launch.
+// f(how gates come, as a constant) of a launch of preparation; tokens: or none.
 template <class Core, class F>
 void with_gates_as(const Params& p, const F& f) {
   if (p.gate != GateKind::key) {
