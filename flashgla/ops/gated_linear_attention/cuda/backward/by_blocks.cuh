@@ -13,41 +13,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// As Local, where there are registers enough.
-template <class T, int count>
-struct Held {
-  T x[count];
-  __device__ __forceinline__ void put(const T (&from)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) x[i] = from[i];
-  }
-  __device__ __forceinline__ void get(T (&to)[count]) const {
-#pragma unroll
-    for (int i = 0; i < count; ++i) to[i] = x[i];
-  }
-};
-
-// Factors of the keys of block w: t from block t + 1's queries' anchor (the last from the chunk's end) to block t's (w:
-// the keys'). Of w the root.
-__device__ __forceinline__ void put_key_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
-#pragma unroll
-  for (int t = 0; t < kBlocks; ++t) {
-    float2 exponent = t == warp ? sums.after_keys[t] : sums.after_queries[t];
-    if (t + 1 < kBlocks) exponent = sum_of(exponent, sums.to_queries[t + 1]);
-    if (t == warp) exponent = half_of(exponent);
-    store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
-  }
-}
-// From the chunk's start to the queries' anchor of block w.
-__device__ __forceinline__ float2 factor_from_start(const BlockSums& sums, int warp) {
-  float2 exponent = make_float2(0.0f, 0.0f);
-#pragma unroll
-  for (int t = 0; t < kBlocks; ++t) {
-    if (t == warp) exponent = sum_of(exponent, sums.to_queries[t]);
-    if (t < warp) exponent = sum_of(exponent, sums.total[t]);
-  }
-  return power_of(exponent);
-}
 constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
 
 // Two neighbours x as loaded times scale 2^(their exponent).
@@ -81,7 +46,7 @@ __device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::
 }
 // d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
 // rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
-// put_query_factors (put_key_factors).
+// put_block_factors.
 template <bool kQueries>
 __device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (&pairs)[16], std::uint32_t other_tile,
                                            std::uint32_t room, bool near, int thread) {
@@ -150,9 +115,9 @@ __device__ __forceinline__ void add_eight(const Beside<kThreads>& e, int k16, co
   e.template add<kAdd>(k16, more);
 }
 
-// The exponents of d's rows; e: scale q dq (k dk) times sign, from q (k) as loaded. kAdd: to what is there.
-template <bool kQueries, bool kAdd, class Sums, class Own>
-__device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, float sign, Own own, const Accumulator& sums,
+// The exponents of d's rows; e: scale q dq (k dk), from q (k) as loaded.
+template <bool kQueries, class Sums, class Own>
+__device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, Own own, const Accumulator& sums,
                                             std::uint32_t room, bool near, float scale, int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
@@ -165,12 +130,12 @@ __device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, float sign,
       const int at = 8 * k16 + 2 * i;
       const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
                    y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
-      more[2 * i] = sign * (rounded.x * d[at]);
-      more[2 * i + 1] = sign * (rounded.y * d[at + 1]);
+      more[2 * i] = rounded.x * d[at];
+      more[2 * i + 1] = rounded.y * d[at + 1];
       d[at] *= power.x;
       d[at + 1] *= power.y;
     }
-    add_eight<kAdd>(e, k16, more);
+    add_eight<false>(e, k16, more);
   }
 }
 
@@ -283,7 +248,7 @@ __device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of
 // What queries are to the keys of earlier blocks, back to the chunk's start, keys are to the queries of later ones, up
 // to its end. So with time mirrored, where rows are those of keys, both are made by one code.
 
-// Of the warp's block as put_query_factors, or mirrored put_key_factors, in the order in which blocks are added.
+// Of the warp's block as put_block_factors of queries, or mirrored of keys, in the order in which blocks are added.
 // Returns the exponent from the anchor of its rows to the chunk's start (mirrored: its end).
 __device__ __forceinline__ float2 put_factors(std::uint32_t room, bool mirrored, int warp, int lane) {
   const int own = mirrored ? kBlocks - 1 - warp : warp;
@@ -497,7 +462,7 @@ __device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulat
 }
 
 // The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near;
-// and q' in `own`. queries: q as loaded; keys_tile: k'; room: put_query_factors.
+// and q' in `own`. queries: q as loaded; keys_tile: k'; room: put_block_factors.
 template <class Queries>
 __device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Local<std::uint32_t, 16>& own,
                                             Queries queries, const Accumulator& sums, std::uint32_t keys_tile,

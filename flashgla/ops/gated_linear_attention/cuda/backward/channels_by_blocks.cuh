@@ -94,14 +94,14 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
     const BlockSums blocks = read_blocks(room(), lane);
-    const std::uint32_t outer_factor = block_factor(room(), warp, kOuterFactor) + 8 * lane;
+    const std::uint32_t beyond = block_factor(room(), warp, kOuterFactor) + 8 * lane;
     if (first_group) {
-      put_query_factors(room(), blocks, warp, lane);
-      store_shared_float2(outer_factor, factor_to_end(blocks, warp));
-      store_shared_float2(by_queries(warp) + 8 * lane, factor_from_start(blocks, warp));
+      put_block_factors<true>(room(), blocks, warp, lane);
+      store_shared_float2(beyond, outer_factor<true>(blocks, warp));
+      store_shared_float2(by_queries(warp) + 8 * lane, outer_factor<false>(blocks, warp));
     } else {
-      put_key_factors(room(), blocks, warp, lane);
-      store_shared_float2(outer_factor, factor_from_start(blocks, warp));
+      put_block_factors<false>(room(), blocks, warp, lane);
+      store_shared_float2(beyond, outer_factor<false>(blocks, warp));
     }
     view.put_rung(rung_after_blocks<Core>(room(), blocks));
   }
@@ -125,10 +125,10 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     const Beside<kFusedThreads> sums_of_e = e();
     if (first_group) {
       add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<true, false>(d, sums_of_e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
+      finish_rows<true>(d, sums_of_e, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     } else {
       add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<false, false>(d, sums_of_e, 1.0f, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
+      finish_rows<false>(d, sums_of_e, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
     }
   }
   Local<std::uint32_t, 4> inside;  // of a block that is not near, scores

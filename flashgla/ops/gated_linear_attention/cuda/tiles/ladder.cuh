@@ -78,8 +78,7 @@ __device__ __forceinline__ void finish_levels(const From& found, To& scores, flo
   }
 }
 
-// All of them, times scale. Of k-step
-// k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
+// All of them, times scale. Of k-step k16 queries(x, k16) and keys(x, k16) give q and k as loaded.
 template <class Queries, class Keys>
 static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Queries queries, Keys keys,
                                                    const Accumulator& sums, float scale, int lane) {
@@ -107,7 +106,7 @@ static __device__ __forceinline__ void halve_block(Local<float, 8>& scores, Quer
 
 // Adds the scores of the warp's queries, q 2^(L - a) in f32, which become q 2^G (but for block 0's own, by its factor
 // too). inside: of the pairs inside a block that is not near, or none; keys_tile: k', of all warps; room:
-// put_query_factors.
+// put_block_factors.
 __device__ __forceinline__ void add_scores(Accumulator& scores, Accumulator& queries, const Local<float, 8>* inside,
                                            std::uint32_t keys_tile, std::uint32_t room, bool near) {
   const auto warp = [] { return fresh_thread() / 32; };
@@ -198,8 +197,8 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
     const BlockSums blocks = read_blocks(room, lane);
-    put_query_factors(room, blocks, warp, lane);
-    store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, factor_to_end(blocks, warp));
+    put_block_factors<true>(room, blocks, warp, lane);
+    store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, outer_factor<true>(blocks, warp));
     take_sums(sum_of_blocks(blocks), each_is_near(room));
   }
   __syncwarp();

@@ -120,20 +120,24 @@ struct Aside {
   }
 };
 
-// Local memory by hand, for what a rarely taken path cannot hold: registers too many are spilled in the common path
-// too.
+// What waits, where there are registers enough.
 template <class T, int count>
-struct Local {
-  volatile T x[count];
-  __device__ __forceinline__ void put(const T (&from)[count]) {
+struct Held {
+  using Number = std::remove_volatile_t<T>;
+  T x[count];
+  __device__ __forceinline__ void put(const Number (&from)[count]) {
 #pragma unroll
     for (int i = 0; i < count; ++i) x[i] = from[i];
   }
-  __device__ __forceinline__ void get(T (&to)[count]) const {
+  __device__ __forceinline__ void get(Number (&to)[count]) const {
 #pragma unroll
     for (int i = 0; i < count; ++i) to[i] = x[i];
   }
 };
+// Local memory by hand, for what a rarely taken path cannot hold: registers too many are spilled in the common path
+// too.
+template <class T, int count>
+struct Local : Held<volatile T, count> {};
 
 // ---- copies ----
 // Row strides are below 2^24 elements (backward.cu sees to it), so that offsets within a chunk fit 32 bits.
