@@ -106,12 +106,7 @@ __device__ __forceinline__ void find_states_between(const View& view) {
     std::uint32_t tiles = view.tiles_of(view.slot_of(number));
     std::uint32_t kept[16];
     load_operand<Stored::k_inner>(kept, tiles + Layout::h, fresh_thread());
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2 two = ptx::unpack_bf16(kept[j]);
-      h[2 * j] = two.x;
-      h[2 * j + 1] = two.y;
-    }
+    unpack_operand(h, kept);
     Core::arrive(view.ringed(Layout::h_full, number));
 #pragma unroll 1
     for (const int end = number + walk.count - 1; number < end;) {

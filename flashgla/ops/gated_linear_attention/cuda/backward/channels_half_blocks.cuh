@@ -33,21 +33,11 @@ __device__ __forceinline__ bool gate_half_blocks(const ChannelsView<Core, kGates
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     float b[8];
-    std::uint32_t x[4];
     __syncwarp();
     sums.find(b, k16, thread);
-    TensorCore80::load_a<Stored::k_inner>(x, own_tile, k16, thread);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = ptx::unpack_bf16(x[i]);
-      are_numbers = are_numbers && b[2 * i] == b[2 * i] && b[2 * i + 1] == b[2 * i + 1];
-      x[i] = ptx::pack_bf16(pair.x * ptx::exp2(of_sums(b[2 * i])), pair.y * ptx::exp2(of_sums(b[2 * i + 1])));
-    }
-    if (view.negated()) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] ^= 0x80008000u;
-    }
-    Core::put_fragment(own_tile, x, k16, thread);
+    for (int i = 0; i < 8; ++i) are_numbers = are_numbers && b[i] == b[i];
+    view.gate_step(own_tile, k16, b, of_sums, thread);
   }
   return are_numbers;
 }

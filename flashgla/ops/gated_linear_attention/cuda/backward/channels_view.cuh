@@ -327,6 +327,22 @@ struct ChannelsView {
   // The scale's sign is put where it is negative.
   __device__ __forceinline__ bool negated() const { return anew(p.scale) < 0.0f && first_group; }
 
+  // Of k-step t q~ or k~ in place; b: running sums of gates.
+  __device__ __forceinline__ void gate_step(std::uint32_t own_tile, int t, const float (&b)[8], const Exponent& of_sums,
+                                            int thread) const {
+    std::uint32_t x[4];
+    TensorCore80::load_a<k_inner>(x, own_tile, t, thread);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = ptx::unpack_bf16(x[i]);
+      x[i] = ptx::pack_bf16(pair.x * ptx::exp2(of_sums(b[2 * i])), pair.y * ptx::exp2(of_sums(b[2 * i + 1])));
+    }
+    if (negated()) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] ^= 0x80008000u;
+    }
+    Core::put_fragment(own_tile, x, t, thread);
+  }
   // q~ and k~ in place, and dh^ to its tile, as if the rung served; whether it does for what this thread has seen.
   // decay: of dh's rows.
   template <bool kByAnchors>
@@ -356,20 +372,8 @@ struct ChannelsView {
     }
     const std::uint32_t own_tile = stage_of(index) + (first_group ? Layout::q : Layout::k);
     const Exponent of_sums = exponent();
-    visit_sums<Core, false, 1>(sums, g, thread, [&](int t, const float(&b)[8]) {
-      std::uint32_t x[4];
-      TensorCore80::load_a<k_inner>(x, own_tile, t, thread);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 pair = ptx::unpack_bf16(x[i]);
-        x[i] = ptx::pack_bf16(pair.x * ptx::exp2(of_sums(b[2 * i])), pair.y * ptx::exp2(of_sums(b[2 * i + 1])));
-      }
-      if (negated()) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] ^= 0x80008000u;
-      }
-      Core::put_fragment(own_tile, x, t, thread);
-    });
+    visit_sums<Core, false, 1>(sums, g, thread,
+                               [&](int t, const float(&b)[8]) { gate_step(own_tile, t, b, of_sums, thread); });
     if (!first_group) {
       Accumulator decayed;
 #pragma unroll

@@ -51,17 +51,10 @@ struct PairGradients {
                                         bool by_logits = false) const {
     const Params& p = view.p;
     __syncwarp();
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      std::uint32_t r[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int element = 8 * k16 + 2 * i;
-        const float2 f = factor(element);
-        r[i] = ptx::pack_bf16(a[element] * f.x, a[element + 1] * f.y);
-      }
-      Core::put_fragment(own_k, r, k16, thread);
-    }
+    put_pairs<Core>(own_k, thread, [&](int i) {
+      const float2 f = factor(2 * i);
+      return ptx::pack_bf16(a[2 * i] * f.x, a[2 * i + 1] * f.y);
+    });
     __syncwarp();
     Rows to_rows = view.rows_at(at, to, 2, head, channel_again(), p.key_dim);
     if (to.data == nullptr) to_rows.rows = 0;

@@ -127,13 +127,9 @@ struct AnchoredChunk {
       std::uint32_t x[4], keys[4];
       __syncwarp();  // or ptxas loads ahead what it has no registers for
       const int thread = fresh_shuffled();
-      TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
-      TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
+      gate_step(x, keys, q_tile, k_tile, sums + 8 * k16, kLog2E, k16, thread);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        gate_two(x[i], keys[i], sums[8 * k16 + 2 * i] * kLog2E, sums[8 * k16 + 2 * i + 1] * kLog2E);
-        queries[4 * k16 + i] = x[i];
-      }
+      for (int i = 0; i < 4; ++i) queries[4 * k16 + i] = x[i];
       Core::put_fragment(k_tile, keys, k16, thread);
     }
     __syncwarp();  // the queries have been read

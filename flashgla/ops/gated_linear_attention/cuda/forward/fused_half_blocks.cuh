@@ -22,13 +22,9 @@ __device__ __forceinline__ void gate_half_blocks(std::uint32_t (&queries)[16], s
     __syncwarp();  // or ptxas loads ahead what it has no registers for
     const int thread = fresh_shuffled();
     sums.find(b, k16, thread);
-    TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
-    TensorCore80::load_a<Stored::k_inner>(keys, k_tile, k16, thread);
+    gate_step(x, keys, q_tile, k_tile, b, kLog2E, k16, thread);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      gate_two(x[i], keys[i], b[2 * i] * kLog2E, b[2 * i + 1] * kLog2E);
-      queries[4 * k16 + i] = x[i];
-    }
+    for (int i = 0; i < 4; ++i) queries[4 * k16 + i] = x[i];
     Core::put_fragment(k_tile, keys, k16, thread);
   }
   __syncwarp();  // the queries have been read

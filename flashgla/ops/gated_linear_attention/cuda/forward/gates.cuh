@@ -44,20 +44,24 @@ __device__ __forceinline__ void gate_two(std::uint32_t& q, std::uint32_t& k, flo
   q = ptx::pack_bf16(query.x * ptx::exp2(first), query.y * ptx::exp2(second));
   k = ptx::pack_bf16(key.x * ptx::exp2(-first), key.y * ptx::exp2(-second));
 }
-// q 2^G and k 2^-G in place, each warp its own rows. sums: G where an accumulator has its elements, times to_base_2 to
-// base 2.
+// Of k-step k16 q 2^G and k 2^-G, as fragments. sums: the k-step's elements of an accumulator that has G, times
+// to_base_2 to base 2.
+__device__ __forceinline__ void gate_step(std::uint32_t (&q)[4], std::uint32_t (&k)[4], std::uint32_t q_tile,
+                                          std::uint32_t k_tile, const float* sums, float to_base_2, int k16,
+                                          int thread) {
+  TensorCore80::load_a<Stored::k_inner>(q, q_tile, k16, thread);
+  TensorCore80::load_a<Stored::k_inner>(k, k_tile, k16, thread);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) gate_two(q[i], k[i], sums[2 * i] * to_base_2, sums[2 * i + 1] * to_base_2);
+}
+// Of all, in place, each warp its own rows.
 template <class Core>
 __device__ __forceinline__ void gate_by_sums(std::uint32_t q_tile, std::uint32_t k_tile, const Accumulator& sums,
                                              float to_base_2, int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4], y[4];
-    TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
-    TensorCore80::load_a<Stored::k_inner>(y, k_tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      gate_two(x[i], y[i], sums[8 * k16 + 2 * i] * to_base_2, sums[8 * k16 + 2 * i + 1] * to_base_2);
-    }
+    gate_step(x, y, q_tile, k_tile, sums + 8 * k16, to_base_2, k16, thread);
     Core::put_fragment(q_tile, x, k16, thread);
     Core::put_fragment(k_tile, y, k16, thread);
   }

@@ -170,12 +170,7 @@ __device__ __forceinline__ void anchored_scores(Accumulator& scores, std::uint32
                                                 std::uint32_t k_tile, const Anchors& anchors, int thread) {
   Accumulator k;
   load_operand<Stored::k_inner>(keys, k_tile, thread);
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 pair = ptx::unpack_bf16(keys[i]);
-    k[2 * i] = pair.x;
-    k[2 * i + 1] = pair.y;
-  }
+  unpack_operand(k, keys);
   clear(scores);
   for_each_block<kAnchors, false>([&](auto of_block) {
     constexpr int t = decltype(of_block)::value;

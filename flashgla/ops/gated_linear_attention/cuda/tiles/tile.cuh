@@ -69,6 +69,15 @@ __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[16], const A
   for (int i = 0; i < 16; ++i) operand[i] = ptx::pack_bf16(a[2 * i], a[2 * i + 1]);
 }
 
+__device__ __forceinline__ void unpack_operand(Accumulator& a, const std::uint32_t (&operand)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const float2 pair = ptx::unpack_bf16(operand[i]);
+    a[2 * i] = pair.x;
+    a[2 * i + 1] = pair.y;
+  }
+}
+
 // A tile as an operand, the warp's own 16 rows: pairs of elements where an accumulator has them.
 template <Stored stored>
 __device__ __forceinline__ void load_operand(std::uint32_t (&operand)[16], std::uint32_t tile, int thread) {
@@ -125,16 +134,21 @@ __device__ __forceinline__ void select_pairs(std::uint32_t (&operand)[16], const
   select_pairs(operand, a, kTransposed, thread);
 }
 
-// An accumulator, rounded, to a tile; each warp writes its own 16 rows.
-template <class Core>
-__device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulator& a, int thread) {
+// An operand's registers, pair(i), to a tile; each warp writes its own 16 rows.
+template <class Core, class Pair>
+__device__ __forceinline__ void put_pairs(std::uint32_t tile, int thread, Pair pair) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t r[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) r[i] = pair(4 * k16 + i);
     Core::put_fragment(tile, r, k16, thread);
   }
+}
+// An accumulator, rounded.
+template <class Core>
+__device__ __forceinline__ void put_rounded(std::uint32_t tile, const Accumulator& a, int thread) {
+  put_pairs<Core>(tile, thread, [&](int i) { return ptx::pack_bf16(a[2 * i], a[2 * i + 1]); });
 }
 
 // Ones at [row][column] where column <= row (upper: column >= row; below: column < row), as an operand: its product
