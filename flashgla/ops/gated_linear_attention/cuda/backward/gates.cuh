@@ -1,12 +1,10 @@
 // What kernels that make dq, dk and dg of a chunk and 64 key channels share:
 // which tiles go by blocks, and sums over tokens and channels.
 //
-// A 64-channel tile of a chunk is steep when one of its channels decays by more
-// than 2^kSteep. In the others, with b_t the sum of the chunk's base-2 log
-// gates up to and including token t, q~_t = scale q_t 2^b_t and k~_t = k_t
-// 2^-b_t are bf16 numbers without overflow, all products are plain matrix
-// products, and q~_i k~_j = q_i k_j 2^(b_i - b_j). Steep ones go by blocks
-// (tiles/ladder.cuh).
+// A 64-channel tile of a chunk is steep when one of its channels decays by more than 2^kSteep. In the others, with b_t
+// the sum of the chunk's base-2 log gates up to and including token t, q~_t = scale q_t 2^b_t and k~_t = k_t 2^-b_t are
+// bf16 numbers without overflow, all products are plain matrix products, and q~_i k~_j = q_i k_j 2^(b_i - b_j). Steep
+// ones go by blocks (tiles/ladder.cuh).
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/backward/by_blocks.cuh"

@@ -179,57 +179,32 @@ struct PairEnd {
   static constexpr GatesAs kGate = View::kGate;
   static constexpr bool kBulk = View::kBulk, kGated = View::kGated;
   const View& view;
-  const Params& p;
-  const BackwardWorkspace& w;
-  char* const shared;
-  const std::uint32_t base;
-  const bool late;
-  const int part;
+  const Params& p = view.p;
+  const BackwardWorkspace& w = view.w;
+  char* const shared = view.shared;
+  const std::uint32_t base = view.base;
+  const bool late = view.late;
+  const int part = view.part();
   const PairPlace& at;
-  const int thread, warp, lane, rows, channel, query_head;
-  const bool first, both, last;
-  const std::uint32_t own_k, own_a, own_gates;
+  const int thread = fresh_thread(), warp = thread >> 5, lane = thread & 31, rows = late ? at.rows_late : at.rows_early,
+            channel = at.key_tile * kTile, query_head = at.kv_head * p.group + at.in_group;
+  const bool first = !kGrouped || View::alike(at.in_group == 0), both = View::alike(at.rows_late > 0),
+             last = !kGrouped || View::alike(at.in_group + 1 == p.group);
+  const std::uint32_t own_k = view.own_tile(Layout::k), own_a = view.own_tile(Layout::a),
+                      own_gates = view.own_tile(Layout::gates);
   // Tiles that across and within are multiplied by for dg, of which the other one's pairs are made: q~ and k~.
-  const int across_tile, within_tile;
-  const float *const decays, *const other_decays;
-  float *const beyond, *const run, *const row_sums, *const crossings;
-  ColumnParts& by_keys;
+  const int across_tile = view.own(late ? Layout::q : Layout::k), within_tile = view.own(late ? Layout::k : Layout::q);
+  const float* const decays = view.floats(Layout::decays) + part * kTile;
+  const float* const other_decays = view.floats(Layout::decays) + (1 - part) * kTile;
+  float *const beyond = view.floats(Layout::beyond), *const run = view.floats(Layout::run) + part * kTile,
+               *const row_sums = view.floats(Layout::row_sums) + part * kTile,
+               *const crossings = view.floats(Layout::crossings) + part * 4;
+  ColumnParts& by_keys = view.parts(part);
   // Of its columns: what the exponents of dq's and dk's factors begin with; 2^-B, with the sign of q dq - k dk in
   // terms of across and within.
-  float *const starts, *const signs;
+  float *const starts = view.floats(Layout::columns) + part * 3 * kTile, *const signs = starts + 2 * kTile;
 
-  __device__ __forceinline__ PairEnd(const View& of, unsigned unit)
-      : view(of),
-        p(view.p),
-        w(view.w),
-        shared(view.shared),
-        base(view.base),
-        late(view.late),
-        part(view.part()),
-        at(view.place_of(unit)),
-        thread(fresh_thread()),
-        warp(thread >> 5),
-        lane(thread & 31),
-        rows(late ? at.rows_late : at.rows_early),
-        channel(at.key_tile * kTile),
-        query_head(at.kv_head * p.group + at.in_group),
-        first(!kGrouped || View::alike(at.in_group == 0)),
-        both(View::alike(at.rows_late > 0)),
-        last(!kGrouped || View::alike(at.in_group + 1 == p.group)),
-        own_k(view.own_tile(Layout::k)),
-        own_a(view.own_tile(Layout::a)),
-        own_gates(view.own_tile(Layout::gates)),
-        across_tile(view.own(late ? Layout::q : Layout::k)),
-        within_tile(view.own(late ? Layout::k : Layout::q)),
-        decays(view.floats(Layout::decays) + part * kTile),
-        other_decays(view.floats(Layout::decays) + (1 - part) * kTile),
-        beyond(view.floats(Layout::beyond)),
-        run(view.floats(Layout::run) + part * kTile),
-        row_sums(view.floats(Layout::row_sums) + part * kTile),
-        crossings(view.floats(Layout::crossings) + part * 4),
-        by_keys(view.parts(part)),
-        starts(view.floats(Layout::columns) + part * 3 * kTile),
-        signs(starts + 2 * kTile) {}
+  __device__ __forceinline__ PairEnd(const View& of, unsigned unit) : view(of), at(of.place_of(unit)) {}
 
   // The tile that `crossed` is multiplied by.
   __device__ __forceinline__ std::uint32_t crossed_tile() const {

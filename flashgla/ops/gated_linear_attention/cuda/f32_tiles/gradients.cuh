@@ -360,10 +360,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       sum_gates<false>(g, all, totals, own);
       if constexpr (!kAhead) load(loaded_q, q_place(), own);
       steep = is_steep(all);
-      if (own < 8) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) decay[8 * own + e] = ptx::exp2(all[e]);
-      }
+      put_decays(decay, all, own);
       put_loaded<kParts>(k, loaded_k, own, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
       put_loaded<kParts>(q, loaded_q, own,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });

@@ -155,20 +155,19 @@ void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradi
     launch_split(kGradients, kernel, blocks, 1, SideShared::total, stream, kBeside, p, gradients);
   } else {
     const bool grouped = p.group > 1;
-    const auto run = [&](auto* of_groups, auto* of_heads, flashgla::cuda::Begin begin) {
-      launch_split(kGradients, grouped ? of_groups : of_heads, blocks, 1,
-                   split_gradients_shared(Kernel::parts, grouped), stream, begin, p, gradients);
+    const auto run = [&]<GatedSide kSide>() {
+      launch_split(kGradients,
+                   grouped ? split_gradients_kernel<Kernel, true, kSide> : split_gradients_kernel<Kernel, false, kSide>,
+                   blocks, 1, split_gradients_shared(Kernel::parts, grouped), stream,
+                   kSide == GatedSide::only_keys ? kAfter : kBeside, p, gradients);
     };
     switch (side) {
       case GatedSide::only_keys:
-        return run(split_gradients_kernel<Kernel, true, GatedSide::only_keys>,
-                   split_gradients_kernel<Kernel, false, GatedSide::only_keys>, kAfter);
+        return run.template operator()<GatedSide::only_keys>();
       case GatedSide::keys:
-        return run(split_gradients_kernel<Kernel, true, GatedSide::keys>,
-                   split_gradients_kernel<Kernel, false, GatedSide::keys>, kBeside);
+        return run.template operator()<GatedSide::keys>();
       case GatedSide::values:
-        return run(split_gradients_kernel<Kernel, true, GatedSide::values>,
-                   split_gradients_kernel<Kernel, false, GatedSide::values>, kBeside);
+        return run.template operator()<GatedSide::values>();
     }
   }
 }

@@ -117,10 +117,7 @@ __device__ __forceinline__ void pass_split_states(const Params& p, const SplitPa
         sum_gates<!kBackwards>(sums, all, totals, thread);
         const float scale = kBackwards ? p.scale : 1.0f;
         put_loaded<kParts>(a, loaded_a, fresh_thread(), [&](int i, int e) { return scale * ptx::exp2(sums[i][e]); });
-        if (thread < 8) {
-#pragma unroll
-          for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
-        }
+        put_decays(decay, all, thread);
       }
       put_loaded<kParts>(b, loaded_b, fresh_thread());
       if (!ends) load_step(ends_chunk ? i + 1 : i, ends_chunk ? 0 : h + 1);

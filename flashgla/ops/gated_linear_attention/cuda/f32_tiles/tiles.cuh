@@ -398,6 +398,13 @@ __device__ __forceinline__ bool is_steep(const float (&all)[8]) {
   return !__all_sync(0xffffffffu, good);
 }
 
+// The chunk's decays of 64 channels.
+__device__ __forceinline__ void put_decays(float* decays, const float (&all)[8], int thread) {
+  if (thread >= 8) return;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) decays[8 * thread + e] = ptx::exp2(all[e]);
+}
+
 // ---- tiles of f32 proper ----
 // 64 rows of 64 floats, columns permuted by the row in blocks of 8 against bank conflicts.
 constexpr int kFloatTileBytes = 64 * 64 * 4;

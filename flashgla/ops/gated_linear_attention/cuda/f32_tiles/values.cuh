@@ -225,10 +225,7 @@ __device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitO
     put_loaded<kParts>(v, x, thread);
   }
   put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
-  if (thread < 8) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) decay[8 * thread + e] = ptx::exp2(all[e]);
-  }
+  put_decays(decay, all, thread);
   Core::publish();
   __syncthreads();
   if (steep) {

@@ -1,5 +1,4 @@
-// Preparation and recurrence (prepare.cuh, recurrence.cuh), forwards and backwards: workspace,
-// launches.
+// Preparation and recurrence (prepare.cuh, recurrence.cuh), forwards and backwards: workspace, launches.
 #pragma once
 
 #include <cuda_runtime_api.h>

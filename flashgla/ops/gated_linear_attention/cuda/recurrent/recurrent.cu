@@ -302,7 +302,6 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
                                  .columns = columns,
                                  .start = static_cast<const float*>(p.h0),
                                  .start_extra = static_cast<const float*>(p.z0),
-                                 .rows_are_values = false,
                                  .out = dq,
                                  .checkpoints = h_kept};
   launch_pass<false>(p, of_queries, stream);
@@ -315,7 +314,6 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
                               .columns = columns,
                               .start = d_ht,
                               .start_extra = d_zt,
-                              .rows_are_values = false,
                               .start_in_first_head = true,
                               .out = dk,
                               .end = dh_ends,

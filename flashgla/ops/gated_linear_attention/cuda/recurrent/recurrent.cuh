@@ -58,7 +58,7 @@ struct RecurrentPass {
   // M at the beginning: element (r, c) of a [K,V] state; the extra channel from its own vector [K]; null: zeros.
   const float* start;
   const float* start_extra;
-  bool rows_are_values;              // of the state
+  bool rows_are_values = false;      // of the state
   bool start_in_first_head = false;  // of a group only (what all heads' gradients add up to)
   bool is_forward = false;           // the call's: leaves ht, zt and kept states
   float* out = nullptr;              // [tokens, H, rows]; null: o

@@ -1,5 +1,4 @@
-// What kernels of one decoding token share: their parameters, vectors of a state, and the rows of a gate's
-// projection.
+// What kernels of one decoding token share: their parameters, vectors of a state, and the rows of a gate's projection.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"

@@ -66,11 +66,9 @@ void step_with_ring(Context& context, const Problem& problem, const StepInputs& 
   StepParams p = step_params(problem, inputs, h, {}, o);
   const auto slices = (problem.value_dim + kRingSlice - 1) / kRingSlice;
   p.units = static_cast<unsigned>(problem.batch * problem.heads * slices);
-  constexpr int kRows = 16, kBlocks = 2;
   const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
-  const auto kernel =
-      p.key_dim > kMostKeys / 2 ? ring_step_kernel<2, kRows, kBlocks> : ring_step_kernel<1, kRows, kBlocks>;
-  launch(context, "gated_linear_attention step", kernel, dim3(std::min(p.units, kBlocks * multiprocessors)),
+  const auto kernel = p.key_dim > kMostKeys / 2 ? ring_step_kernel<2> : ring_step_kernel<1>;
+  launch(context, "gated_linear_attention step", kernel, dim3(std::min(p.units, kRingBlocks * multiprocessors)),
          kWarps * 32, RingShared{p.key_dim}.all * 4, p, ring_params(ring));
 }
 

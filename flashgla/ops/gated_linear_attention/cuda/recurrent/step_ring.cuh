@@ -17,6 +17,8 @@
 namespace flashgla::ops::gated_linear_attention::cuda::one_token {
 
 constexpr int kRingSlice = 128;  // value channels of a block
+constexpr int kRingRows = 16,
+              kRingBlocks = 2;  // rows of the state that a thread has in flight; blocks a multiprocessor
 
 struct RingParams {
   float* inputs;                  // [B,G,kRing,2K+V]: k, log gate, v of each
@@ -78,12 +80,12 @@ struct RingToken {
   }
 };
 
-// Grid: at most kBlocks a multiprocessor. kRows: rows of the state that a thread has in flight. K, at most 256 kEach,
-// and V are multiples of 4, query heads have keys of their own, the state is f32.
-template <int kEach, int kRows, int kBlocks>
-__global__ void __launch_bounds__(kWarps * 32, kBlocks)
+// Grid: at most kRingBlocks a multiprocessor. K, at most 256 kEach, and V are multiples of 4, query heads have keys of
+// their own, the state is f32.
+template <int kEach>
+__global__ void __launch_bounds__(kWarps * 32, kRingBlocks)
     ring_step_kernel(const __grid_constant__ StepParams p, const __grid_constant__ RingParams ring) {
-  constexpr int kInputs = static_cast<int>(kRing), kRound = kRows * kWarps;
+  constexpr int kInputs = static_cast<int>(kRing), kRound = kRingRows * kWarps;
   extern __shared__ float4 ring_shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int K = p.key_dim, V = p.value_dim, width = 2 * K + V;
@@ -108,10 +110,10 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
   };
   const auto rows_of = [&](unsigned slice) { return channel_of(slice) < V ? K - warp : 0; };
   const std::int64_t down = static_cast<std::int64_t>(kWarps) * V;
-  float4 rows[kRows];
+  float4 rows[kRingRows];
   const auto load_rows = [&](const float* from, int left) {
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
+    for (int u = 0; u < kRingRows; ++u) {
       if (u * kWarps < left) rows[u] = Four<float>::load(from + u * down);
     }
   };
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
   float* h = place_of(cell, slice);
   int left = rows_of(slice);
 #pragma unroll
-  for (int u = 0; u < kRows; ++u) {
+  for (int u = 0; u < kRingRows; ++u) {
     if (u * kWarps < left) ptx::prefetch_l2(h + u * down);
   }
   flashgla::cuda::release_next();
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
       if (full) {
         const float* a_row = decays + first + warp;
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) {
+        for (int u = 0; u < kRingRows; ++u) {
           if (u * kWarps < left) {
             const float a = a_row[u * kWarps];
             rows[u] = make_float4(a * rows[u].x, a * rows[u].y, a * rows[u].z, a * rows[u].w);
@@ -230,21 +232,21 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
           const float4 value = values[row * 32 + lane];
           const float* k_row = keys + row * 2 * K + first + warp;
 #pragma unroll
-          for (int u = 0; u < kRows; ++u) {
+          for (int u = 0; u < kRingRows; ++u) {
             if (u * kWarps < left) add(rows[u], k_row[u * kWarps], value);
           }
         }
 #pragma unroll
-        for (int u = 0; u < kRows; ++u) {
+        for (int u = 0; u < kRingRows; ++u) {
           if (u * kWarps < left) Four<float>::store(h + u * down, rows[u]);
         }
       }
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
+      for (int u = 0; u < kRingRows; ++u) {
         if (u * kWarps < left) add(sums, q_row[u * kWarps], rows[u]);
       }
       const bool done = first + kRound >= K;
-      h = done ? place_of(next_cell, next_slice) : h + kRows * down;
+      h = done ? place_of(next_cell, next_slice) : h + kRingRows * down;
       left = !done ? left - kRound : last ? 0 : rows_of(next_slice);
       load_rows(h, left);
       if (done) break;

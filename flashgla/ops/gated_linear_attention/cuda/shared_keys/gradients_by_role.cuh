@@ -411,17 +411,11 @@ __device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGr
   const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
   if (n < 0) return;
   const Span span = span_of(p.sequences, n);
-  const GradientsView<Core, kTiles> view{p,
-                                         d,
-                                         maps,
-                                         gate_sums,
-                                         chunk,
-                                         ChunkPlace(span, (chunk - span.chunk_begin) * kChunk),
-                                         static_cast<int>(blockIdx.y) * heads_each,
-                                         heads_each,
-                                         memory,
-                                         ptx::shared_address(memory),
-                                         {ptx::shared_address(memory) + Layout::barriers}};
+  const ChunkPlace place(span, (chunk - span.chunk_begin) * kChunk);
+  const int begin = static_cast<int>(blockIdx.y) * heads_each;
+  const std::uint32_t base = ptx::shared_address(memory);
+  const Ring<Core, Layout::stages> ring{base + Layout::barriers};
+  const GradientsView<Core, kTiles> view{p, d, maps, gate_sums, chunk, place, begin, heads_each, memory, base, ring};
   if (threadIdx.x == 0) view.ring.init(Layout::emptying);
   __syncthreads();
   const int group = own_group();

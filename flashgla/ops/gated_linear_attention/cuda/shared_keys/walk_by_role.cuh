@@ -222,17 +222,11 @@ __device__ __forceinline__ void walk_by_role(const Params& p, const Walk& walk, 
   const int n = static_cast<int>(blockIdx.y);
   const Span span = span_of(p.sequences, n);
   const std::uint32_t base = ptx::shared_address(memory);
-  const WalkView<Core, kTiles, kOutputs, kBackwards> view{p,
-                                                          walk,
-                                                          maps,
-                                                          gate_sums,
-                                                          span,
-                                                          static_cast<int>((span.length + kChunk - 1) / kChunk),
-                                                          n,
-                                                          static_cast<int>(blockIdx.x) * Layout::heads,
-                                                          memory,
-                                                          base,
-                                                          {base + Layout::barriers}};
+  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk),
+            head = static_cast<int>(blockIdx.x) * Layout::heads;
+  const Ring<Core, Layout::stages> ring{base + Layout::barriers};
+  using View = WalkView<Core, kTiles, kOutputs, kBackwards>;
+  const View view{p, walk, maps, gate_sums, span, chunks, n, head, memory, base, ring};
   if (threadIdx.x == 0) view.ring.init(Layout::groups * kGroupThreads / 32);
   __syncthreads();
   const int group = own_group();
