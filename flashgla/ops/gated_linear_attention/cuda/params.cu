@@ -70,10 +70,14 @@ __global__ void check_tag(const std::uint64_t* at, std::uint64_t tag) {
   __trap();
 }
 
-// The last bytes; null where the build has no tags or there are no states.
-std::uint64_t* tag_of(const Context& context, const TensorView& states) {
-  if (states_tag_bytes() == 0 || context.planning() || !states || states.bytes() == 0) return nullptr;
-  return reinterpret_cast<std::uint64_t*>(static_cast<char*>(states.data) + states.bytes() - states_tag_bytes());
+// Of the last bytes, unless the build has no tags or there are no states.
+template <class Word>
+void launch_tag(const Context& context, const Plan& plan, const TensorView& states,
+                void (*kernel)(Word*, std::uint64_t)) {
+  if (states_tag_bytes() == 0 || context.planning() || !states || states.bytes() == 0) return;
+  char* const at = static_cast<char*>(states.data) + states.bytes() - states_tag_bytes();
+  kernel<<<1, 1, 0, static_cast<cudaStream_t>(context.stream())>>>(reinterpret_cast<Word*>(at), plan.states.tag());
+  flashgla::cuda::check_launch("gated_linear_attention tag of states");
 }
 
 // The bf16 number next to x that is no less, or no greater; its upper half.
@@ -164,16 +168,10 @@ float* take_states(Context& context, const Problem& p, const char* label) {
 }
 
 void write_states_tag(const Context& context, const Plan& plan, const TensorView& states) {
-  std::uint64_t* const tag = tag_of(context, states);
-  if (tag == nullptr) return;
-  write_tag<<<1, 1, 0, static_cast<cudaStream_t>(context.stream())>>>(tag, plan.states.tag());
-  flashgla::cuda::check_launch("write_tag");
+  launch_tag(context, plan, states, write_tag);
 }
 void check_states_tag(const Context& context, const Plan& plan, const TensorView& states) {
-  std::uint64_t* const tag = tag_of(context, states);
-  if (tag == nullptr) return;
-  check_tag<<<1, 1, 0, static_cast<cudaStream_t>(context.stream())>>>(tag, plan.states.tag());
-  flashgla::cuda::check_launch("check_tag");
+  launch_tag(context, plan, states, check_tag);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -270,8 +270,15 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   if (faster && !one_kernel) read_states_by_chunks(plan);
 }
 
-// Segments of time, where states are so few that cutting time into them makes up for walking it twice. Two blocks share
-// a multiprocessor.
+// Segments of time, where tiles of states are too few for `each` blocks a multiprocessor; less than `fewest` do not
+// make up for walking time twice.
+int segments_of(const Problem& p, const Architecture& device, std::int64_t each, std::int64_t fewest) {
+  const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
+  const std::int64_t room = each * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
+  const auto segments = std::min<std::int64_t>({room, chunks / 8, 16});
+  return segments < fewest ? 1 : static_cast<int>(segments);
+}
+
 void plan_f32_tiles(Plan& plan, const Layout& l, const Architecture& device) {
   const Problem& p = plan.problem;
   plan.forward = ForwardForm::f32_tiles;
@@ -279,24 +286,16 @@ void plan_f32_tiles(Plan& plan, const Layout& l, const Architecture& device) {
   const bool fits = device.shared_memory >= split_gradients_shared(parts_of(p), p.group() > 1);
   plan.backward = fits ? BackwardForm::f32_tiles : BackwardForm::tokens;
   plan.finds_states = fits && !l.states;
-  const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
-  const std::int64_t room = 2 * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
-  const auto segments = static_cast<int>(std::min<std::int64_t>({room, chunks / 8, 16}));
-  plan.forward_cut.segments = segments <= 2 ? 1 : segments;
+  plan.forward_cut.segments = segments_of(p, device, 2, 3);
   if (fits) plan.backward_cut = plan.forward_cut;
 }
 
-// Segments of time where blocks are too few for the device.
 void plan_value_gates(Plan& plan, const Layout& l, const Architecture& device) {
-  const Problem& p = plan.problem;
   plan.forward = ForwardForm::value_gates;
   plan.backward = BackwardForm::value_gates;
-  plan.states = states_of(p, plan.hopper, false);
+  plan.states = states_of(plan.problem, plan.hopper, false);
   plan.finds_states = !l.states;
-  const std::int64_t tiles = p.sequences * p.heads * key_tiles(p) * value_tiles(p);
-  const std::int64_t room = 4 * device.multiprocessors / tiles, chunks = most_chunks(p) / p.sequences;
-  const auto segments = static_cast<int>(std::clamp<std::int64_t>(std::min(room, chunks / 8), 1, 16));
-  plan.forward_cut.segments = plan.backward_cut.segments = segments;
+  plan.forward_cut.segments = plan.backward_cut.segments = segments_of(plan.problem, device, 4, 1);
 }
 
 // q and k of all heads at once, dq and dk their sums; nothing stands around it.

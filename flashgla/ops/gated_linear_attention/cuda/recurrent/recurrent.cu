@@ -222,19 +222,31 @@ struct Operands {
         gv{.view = p.gv, .dtype = p.gate_dtype, .width = p.value_dim, .beyond = 1.0f, .gate = true} {}
 };
 
+// What a state begins with: element (r, c) as RecurrentPass::start has it, and its extra channel.
+struct Start {
+  const void *state, *extra;
+  bool in_first_head = false;
+};
+// The recurrence of x, y and z, whose rows are values or keys, to `out`.
+RecurrentPass pass_of(const Params& p, const Operands& of, const Operand& x, const Operand& y, const Operand& z,
+                      bool rows_are_values, const Start& start, float* out) {
+  const int values = p.value_dim + p.normalize;
+  return {.x = x,
+          .row_gate = rows_are_values ? of.gv : of.g,
+          .y = y,
+          .z = z,
+          .column_gate = rows_are_values ? of.g : of.gv,
+          .rows = rows_are_values ? values : p.key_dim,
+          .columns = rows_are_values ? p.key_dim : values,
+          .start = static_cast<const float*>(start.state),
+          .start_extra = static_cast<const float*>(start.extra),
+          .rows_are_values = rows_are_values,
+          .start_in_first_head = start.in_first_head,
+          .out = out};
+}
 // The sums that o is, or with a normaliser numerators and denominators.
 RecurrentPass output_pass(const Params& p, const Operands& of, float* out) {
-  return {.x = of.v,
-          .row_gate = of.gv,
-          .y = of.k,
-          .z = of.q,
-          .column_gate = of.g,
-          .rows = p.value_dim + p.normalize,
-          .columns = p.key_dim,
-          .start = static_cast<const float*>(p.h0),
-          .start_extra = static_cast<const float*>(p.z0),
-          .rows_are_values = true,
-          .out = out};
+  return pass_of(p, of, of.v, of.k, of.q, true, {p.h0, p.z0}, out);
 }
 
 }  // namespace
@@ -282,8 +294,6 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   const Operands of(p);
   const int group = p.group, key_width = p.key_dim, value_width = p.value_dim, columns = static_cast<int>(values);
   Operand d_o{.view = strided(d_out.d_o), .dtype = p.dtype, .width = value_width, .of_queries = true};
-  const auto* d_ht = static_cast<const float*>(d_out.d_ht.data);
-  const auto* d_zt = static_cast<const float*>(d_out.d_zt.data);
   if (o) launch_pass<false>(p, output_pass(p, of, o), stream);
   if (problem.normalize) {
     launch_each(tokens * heads, stream, normalizer_gradients, p, d_o, o, d_sums);
@@ -293,47 +303,15 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
            .width = columns,
            .of_queries = true};
   }
-  const RecurrentPass of_queries{.x = of.k,
-                                 .row_gate = of.g,
-                                 .y = of.v,
-                                 .z = d_o,
-                                 .column_gate = of.gv,
-                                 .rows = key_width,
-                                 .columns = columns,
-                                 .start = static_cast<const float*>(p.h0),
-                                 .start_extra = static_cast<const float*>(p.z0),
-                                 .out = dq,
-                                 .checkpoints = h_kept};
+  RecurrentPass of_queries = pass_of(p, of, of.k, of.v, d_o, false, {p.h0, p.z0}, dq);
+  of_queries.checkpoints = h_kept;
   launch_pass<false>(p, of_queries, stream);
-  const RecurrentPass of_keys{.x = of.q,
-                              .row_gate = of.g,
-                              .y = d_o,
-                              .z = of.v,
-                              .column_gate = of.gv,
-                              .rows = key_width,
-                              .columns = columns,
-                              .start = d_ht,
-                              .start_extra = d_zt,
-                              .start_in_first_head = true,
-                              .out = dk,
-                              .end = dh_ends,
-                              .checkpoints = dh_kept};
+  const Start at_end{d_out.d_ht.data, d_out.d_zt.data, true};
+  RecurrentPass of_keys = pass_of(p, of, of.q, d_o, of.v, false, at_end, dk);
+  of_keys.end = dh_ends;
+  of_keys.checkpoints = dh_kept;
   launch_pass<true>(p, of_keys, stream);
-  if (d_in.dv || value_gates) {
-    const RecurrentPass of_values{.x = d_o,
-                                  .row_gate = of.gv,
-                                  .y = of.q,
-                                  .z = of.k,
-                                  .column_gate = of.g,
-                                  .rows = columns,
-                                  .columns = key_width,
-                                  .start = d_ht,
-                                  .start_extra = d_zt,
-                                  .rows_are_values = true,
-                                  .start_in_first_head = true,
-                                  .out = dv};
-    launch_pass<true>(p, of_values, stream);
-  }
+  if (d_in.dv || value_gates) launch_pass<true>(p, pass_of(p, of, d_o, of.q, of.k, true, at_end, dv), stream);
 
   auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
                     float factor, const Strided& input, FeatureMap map) {
