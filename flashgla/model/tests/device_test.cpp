@@ -82,7 +82,9 @@ TEST_P(EveryModelOnGpus, GradientsAreTheCpusAndTheSameBitsInEveryForm) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const auto model = on(device, *exact, dtype);
       const Tensor first = training_step(*model, nn::Recompute::nothing, false);
-      if (dtype == DType::f32) EXPECT_EQ(testing::check_close("gradients", first, truth, kTolerance), "");
+      if (dtype == DType::f32) {
+        EXPECT_EQ(testing::check_close("gradients", first, truth, kTolerance), "");
+      }
       EXPECT_TRUE(testing::same_bits(first, training_step(*model, nn::Recompute::nothing, true))) << "as a graph";
       for (const nn::Recompute recompute : {nn::Recompute::activations, nn::Recompute::block}) {
         EXPECT_TRUE(testing::same_bits(first, training_step(*model, recompute, false))) << nn::name_of(recompute);
@@ -133,7 +135,9 @@ TEST_P(EveryModelOnGpus, DecodingIsTheCpusAndTheSameBitsAsAGraph) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const auto model = on(device, *exact, dtype);
       const Tensor eager = decoded(*model, false);
-      if (dtype == DType::f32) EXPECT_EQ(testing::check_close("logits", eager, truth, kTolerance), "");
+      if (dtype == DType::f32) {
+        EXPECT_EQ(testing::check_close("logits", eager, truth, kTolerance), "");
+      }
       EXPECT_TRUE(testing::same_bits(eager, decoded(*model, true)));
     }
   }

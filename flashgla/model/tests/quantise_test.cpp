@@ -216,7 +216,9 @@ TEST_F(QuantisedFolder, LiesPackedBesideBf16OnAGpu) {
       EXPECT_EQ(loaded->dtype(), DType::bf16);
       const Tensor logits = logits_of(*loaded, true), expected = logits_of(*small, true);
       EXPECT_TRUE(testing::difference(logits, expected).finite);
-      if (stored == DType::bf16) EXPECT_EQ(testing::check_close("logits", logits, expected, 5e-3), "");
+      if (stored == DType::bf16) {
+        EXPECT_EQ(testing::check_close("logits", logits, expected, 5e-3), "");
+      }
     }
   }
 }

@@ -41,7 +41,9 @@ TEST(ForgetGate, GradientsAgreeWithFiniteDifferences) {
         return testing::dot(g, dg) + testing::dot(k, dk);
       };
       EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
-      if (least) EXPECT_EQ(testing::check_gradient("dbound", bound, dbound, loss), "");
+      if (least) {
+        EXPECT_EQ(testing::check_gradient("dbound", bound, dbound, loss), "");
+      }
     }
   }
 }

@@ -196,11 +196,11 @@ TEST(Ring, TakesAProjectedGate) {
         const Tensor ring_own = Tensor::zeros(ring_shape(c), DType::f32, device);
         for (std::int32_t t = 0; t < 2 * kRing + 5; ++t) {
           const Tensor at = positions_on(device, {t, t + 7});
-          run_planned(device, row.name, [&](Context& x) {
-            step(x, token.in, {ring_given, at}, given.out.ht, given.out.o.select(1, 0), data.options);
+          run_planned(device, row.name, [&](Context& context) {
+            step(context, token.in, {ring_given, at}, given.out.ht, given.out.o.select(1, 0), data.options);
           });
-          run_planned(device, row.name, [&](Context& x) {
-            step(x, projecting, {ring_own, at}, own.out.ht, own.out.o.select(1, 0), options);
+          run_planned(device, row.name, [&](Context& context) {
+            step(context, projecting, {ring_own, at}, own.out.ht, own.out.o.select(1, 0), options);
           });
           const Results a = on_cpu(own), b = on_cpu(given);
           EXPECT_EQ(testing::check_close("o", a.out.o, b.out.o, tolerance(DType::f32, false)), "") << t;

@@ -77,7 +77,9 @@ TEST(Matmul, AnAddendInPlaceIsASum) {
         const Tensor expected = testing::copied_to(elsewhere, Device::cpu());
         const Tensor sum = testing::copied_to(in_place, Device::cpu());
         EXPECT_TRUE(testing::same_bits(testing::copied_to(itself, Device::cpu()), sum)) << name_of(dtype) << m;
-        if (device == Device::cpu()) EXPECT_TRUE(testing::same_bits(sum, expected)) << name_of(dtype) << m;
+        if (device == Device::cpu()) {
+          EXPECT_TRUE(testing::same_bits(sum, expected)) << name_of(dtype) << m;
+        }
       }
     }
   }

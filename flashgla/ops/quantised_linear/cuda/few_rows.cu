@@ -28,10 +28,10 @@ using ops::cuda::warpgroup::kTileChannels;
 constexpr int kWarps = 8, kConsumers = 32 * kWarps, kThreads = kConsumers + 32;
 constexpr int kTileRows = kWarps * static_cast<int>(kPanelRows);  // of the weights
 constexpr int kStageGroups = 4, kStageColumns = kStageGroups * static_cast<int>(kGroup);
-constexpr int kColumns = 64;    // of a tile: rows of x
-constexpr int kMostRows = 128;  // of x
-constexpr int kMostSplits = 8;  // blocks that share a tile
-constexpr int kTogether = 2;    // groups of a panel that are multiplied at once
+constexpr int kColumns = 64;                   // of a tile: rows of x
+constexpr int kMostRows = 128;                 // of x
+constexpr int kMostSplits = 8;                 // blocks that share a tile
+[[maybe_unused]] constexpr int kTogether = 2;  // groups of a panel that are multiplied at once
 
 struct Params {
   CUtensorMap x;

@@ -119,12 +119,12 @@ struct BackwardShared {
     static constexpr bool kExact = sizeof(T) == 4;  // of sums over lanes
     LaneSums sums[kChunk];
     float keys[kRooms][kChunk][2][kStates];
-    float driven[kRooms][kChunk][kRow];           // dt x
-    float dt[2][kChunk][kRow];                    // in units of ln 2; also of the chunk behind
-    float dsum[2][kChunk][kRow];                  // dy silu(z), likewise
-    float bias[kWarp], none[kWarp], skip[kWarp];  // none: instead of the bias where there is no token
-    const char* rows[kInputs + kOutputs][4];      // where the sequence's first token is, for lanes by l % 4
-    const float4* kept;                           // where the states before its first chunk are
+    float driven[kRooms][kChunk][kRow];                 // dt x
+    float dt[2][kChunk][kRow];                          // in units of ln 2; also of the chunk behind
+    float dsum[2][kChunk][kRow];                        // dy silu(z), likewise
+    float bias[kWarp], none[kWarp], skip[kWarp];        // none: instead of the bias where there is no token
+    const char* rows[int{kInputs} + int{kOutputs}][4];  // where the sequence's first token is, for lanes by l % 4
+    const float4* kept;                                 // where the states before its first chunk are
     SkipRoom<kBuffers> skips;
 
     static __device__ __forceinline__ int room_of(int chunk) { return chunk & (kRooms - 1); }

@@ -45,7 +45,7 @@ class CudaPaths : public ::testing::TestWithParam<Case> {
 // takes what there is.
 void expect_plan(const Case& c, const CaseData& host, const Implementation& row, bool keep) {
   static const std::map<std::string, PathPlans> plans = path_plans();
-  const Architecture& architecture = Context(kCuda).architecture();
+  const Architecture architecture = Context(kCuda).architecture();
   if (architecture.cuda_capability != 90 || architecture.multiprocessors != 132) return;
   const CaseData data = on_device(host, kCuda);
   const Problem problem = describe(data.in, data.options);
