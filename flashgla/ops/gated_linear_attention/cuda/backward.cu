@@ -64,7 +64,7 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (plan.finds_states) launch_fused<Core>(context, states_only, {plan.groups, false, plan.features});
   if (plan.backward == BackwardForm::key_gates) {
-    with_gates<false>(p, [&]<GatesAs kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
+    with_gates_of<false>(p, [&]<GatesAs kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
   } else if constexpr (std::is_same_v<Core, TensorCore90>) {
     launch_backward_by_role(p, f, context.architecture().multiprocessors, stream);
   } else {
@@ -113,7 +113,7 @@ void backward_by_chunks(Context& context, const Plan& plan, Params p, const Outp
   run.states = w.state_gradients;
   launch_recurrence<Core>(stream, p, passes, run, true);
   if (chunks > 0) {
-    with_gates<false>(p, [&]<GatesAs kGate>() {
+    with_gates_of<false>(p, [&]<GatesAs kGate>() {
       using Launch = BackwardLaunch<Core, kGate>;
       if (d_in.dq || d_in.dk || d_in.dg) Launch::dq_dk_dg(p, w, d, context.architecture().multiprocessors, stream);
       if (sums_gates && constant) Launch::constant_gate_pairs(p, w, d.d_o, stream);

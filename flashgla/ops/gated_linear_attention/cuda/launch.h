@@ -21,7 +21,7 @@ void with_core(bool hopper, F f) {
 
 // f<GatesAs>() with how gates of a call come: logits as bf16, a constant gate, unless kConstant, as one a token.
 template <bool kConstant, class F>
-void with_gates(const Params& p, F f) {
+void with_gates_of(const Params& p, F f) {
   if (p.gate == GateKind::none) return f.template operator()<GatesAs::none>();
   if constexpr (kConstant) {
     if (p.gate == GateKind::constant) return f.template operator()<GatesAs::constant>();

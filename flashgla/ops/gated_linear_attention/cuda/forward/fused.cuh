@@ -440,7 +440,7 @@ void launch_fused(Context& context, const Params& p, const OnePass& form) {
                            static_cast<cudaStream_t>(context.stream()),
                            one_each && form.behind_features ? Begin::after_previous : kNext<Core>, p, one_each);
   };
-  with_gates<true>(p, [&]<GatesAs gate>() {
+  with_gates_of<true>(p, [&]<GatesAs gate>() {
     if constexpr (std::is_same_v<Core, TensorCore90>) {
       if (form.pairs) return launch(fused_kernel<Core, gate, true>);
     }

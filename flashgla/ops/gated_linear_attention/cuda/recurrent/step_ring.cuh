@@ -17,8 +17,8 @@
 namespace flashgla::ops::gated_linear_attention::cuda::one_token {
 
 constexpr int kRingSlice = 128;  // value channels of a block
-constexpr int kRingRows = 16,
-              kRingBlocks = 2;  // rows of the state that a thread has in flight; blocks a multiprocessor
+constexpr int kRingRows = 16;    // of the state, that a thread has in flight
+constexpr int kRingBlocks = 2;   // a multiprocessor
 
 struct RingParams {
   float* inputs;                  // [B,G,kRing,2K+V]: k, log gate, v of each
