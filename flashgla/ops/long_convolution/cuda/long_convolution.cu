@@ -255,6 +255,7 @@ bool by_boxes(const Inputs& in, const TensorView& from, const TensorView& to) {
 }
 
 // Boxes of so many channels, so many tokens that are `fold` apart and so many of those: T is a multiple of `fold`.
+// swizzled: rows of 16 channels, as tensor_map_of_rows has it.
 CUtensorMap box_map(const TensorView& view, const std::array<int, 3>& box, int fold = 1, bool swizzled = false) {
   const auto size = [&](int dim) { return static_cast<cuuint64_t>(view.size(dim)); };
   const auto bytes = [&](int dim) {  // of a dimension of one element any stride would do, but zero

@@ -1,4 +1,4 @@
-// Long sequences of bf16 by transforms of the whole (whole.cuh).
+// Long sequences of bf16 by transforms of the whole (whole.cuh, up to 16,384 tokens halves.cuh).
 #pragma once
 
 #include "flashgla/base/context.h"
