@@ -9,11 +9,14 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-// Of a part, which is half of what a block of one sequence has.
-constexpr int kHalfTiles = kHalfPoints / 256, kHalfSpectrum = kHalfTiles * 64, kHalfRounds = kWholeRounds / 2;
-constexpr int kHalfBytes = 4 * kHalfPoints;
+// Of a part.
 template <int R>
-constexpr int kHalvesTogether = WholeShape<R>::kTogether / 2;  // channels of a block
+constexpr int kPartTiles = kPartPoints<R> / 256;
+template <int R>
+constexpr int kPartSpectrum = kPartTiles<R> * 64;
+constexpr int kPartRounds = 2;  // of a warp
+template <int R>
+constexpr int kHalvesTogether = kPartPoints<R> / WholeShape<R>::kPoints;  // channels of a block
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -21,7 +24,7 @@ template <int R>
 class HalvesWarp : public WholeWarp<R> {
   using Base = WholeWarp<R>;
   using Memory = typename Base::Memory;
-  static_assert(Memory::kBytes <= 227 * 1024);
+  static_assert(Memory::kBytes <= (228 / kWholeBlocks<R> - 1) * 1024);
 
  public:
   using First = typename Base::First;
@@ -30,13 +33,14 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ explicit HalvesWarp(const Base& warp) : Base(warp) {}
 
   static __device__ __forceinline__ uint4* units_of(const Units& units, std::int64_t number) {
-    return units.data + number * (kHalfSpectrum / 2);
+    return units.data + number * (kPartSpectrum<R> / 2);
   }
   // Scales of units of the first sequence in the upper lanes, of the second in the lower ones.
   __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number, const Units& second,
                                            std::int64_t second_number) const {
-    const float* own = lane_ >= 16 ? units.scales + number * kHalfTiles : second.scales + second_number * kHalfTiles;
-    return __ldcg(reinterpret_cast<const float4*>(own) + lane_ % 16);
+    const float* own =
+        lane_ >= 16 ? units.scales + number * kPartTiles<R> : second.scales + second_number * kPartTiles<R>;
+    return __ldcg(reinterpret_cast<const float4*>(own) + lane_ % (kPartTiles<R> / 4));
   }
   // A warp's first quad of units.
   __device__ __forceinline__ First first(const Units& units, std::int64_t number, float4 scales) const {
@@ -62,27 +66,27 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ void columns(const First& next, bool both, std::uint32_t ratios, const uint4* units,
                                           const uint4* second) const {
     Base::columns(
-        next, kHalfRounds, (both ? 3 : 2) * kHalfRounds, [&](int /*i*/) { return ratios; }, behind(units, second));
+        next, kPartRounds, (both ? 3 : 2) * kPartRounds, [&](int /*i*/) { return ratios; }, behind(units, second));
   }
   __device__ __forceinline__ void columns(const First& next, bool filter, std::uint32_t filter_ratios, bool both,
                                           std::uint32_t ratios, const uint4* units, const uint4* second) const {
     Base::columns(
-        next, filter ? 0 : kHalfRounds, (both ? 3 : 2) * kHalfRounds,
-        [&](int i) { return i < kHalfRounds ? filter_ratios : ratios; }, behind(units, second));
+        next, filter ? 0 : kPartRounds, (both ? 3 : 2) * kPartRounds,
+        [&](int i) { return i < kPartRounds ? filter_ratios : ratios; }, behind(units, second));
   }
   __device__ __forceinline__ void filter_columns(const First& filter, std::uint32_t ratios) const {
     Base::columns(
-        filter, 0, kHalfRounds, [&](int /*i*/) { return ratios; },
-        [](const uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
+        filter, 0, kPartRounds, [&](int /*i*/) { return ratios; },
+        [](const uint4* last, int /*i*/) { return last + 64 * Base::kWarps; });
   }
   // Columns back of one sequence or of `both`.
   __device__ __forceinline__ void columns_back(bool both, uint4* units, uint4* second, float scale) const {
-    Base::template columns_back<false>(units, scale, kHalfRounds, (both ? 3 : 2) * kHalfRounds, behind(units, second));
+    Base::template columns_back<false>(units, scale, kPartRounds, (both ? 3 : 2) * kPartRounds, behind(units, second));
   }
   // Of sums of products, in the second's place.
   __device__ __forceinline__ void sums_back(uint4* units) const {
-    Base::template columns_back<true>(units, 1.0f, 2 * kHalfRounds, 3 * kHalfRounds,
-                                      [](uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
+    Base::template columns_back<true>(units, 1.0f, 2 * kPartRounds, 3 * kPartRounds,
+                                      [](uint4* last, int /*i*/) { return last + 64 * Base::kWarps; });
   }
 
   // Tiles of one sequence or kBoth go back times the filter's, whose spectrum is made where kFirst and kept.
@@ -90,13 +94,13 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ void tiles() const {
     const Constants all(memory_, lane_);
 #pragma unroll 1
-    for (int i = 0; i < kHalfTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
-      unsigned char *own = this->chunks_of(tile), *chunks = own + kHalfBytes;
+    for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
+      const int tile = warp_ + Base::kWarps * i;
+      unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
       const TileTurns along = this->along(all.between, tile), down = this->down(all.between_back, tile);
       Tile filter, first, second;
       make_tile(all.steps, all.steps, along, chunks, first);
-      if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kHalfBytes, second);
+      if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kPartBytes<R>, second);
       if constexpr (kFirst) {
         make_tile(all.steps, all.less, along, own, filter);
         keep(tile, filter);
@@ -109,7 +113,7 @@ class HalvesWarp : public WholeWarp<R> {
         if constexpr (kBoth) second[k / 2][k % 2].template turn<false>(filter[k / 2][k % 2]);
       }
       take_tile(all.back, down, first, chunks);
-      if constexpr (kBoth) take_tile(all.back, down, second, chunks + kHalfBytes);
+      if constexpr (kBoth) take_tile(all.back, down, second, chunks + kPartBytes<R>);
     }
   }
 
@@ -124,13 +128,13 @@ class HalvesWarp : public WholeWarp<R> {
     const Constants all(memory_, lane_);
     filter += warp_ * 64 + lane_;
 #pragma unroll 1
-    for (int i = 0; i < kHalfTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
-      unsigned char *own = this->chunks_of(tile), *chunks = own + kHalfBytes;
+    for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
+      const int tile = warp_ + Base::kWarps * i;
+      unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
       const TileTurns along = this->along(all.between, tile), down = this->down(all.between_back, tile);
       Tile dy, x;
       make_tile(all.steps, all.steps, along, chunks, dy);
-      make_tile(all.steps, all.less, along, chunks + kHalfBytes, x);
+      make_tile(all.steps, all.less, along, chunks + kPartBytes<R>, x);
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[k / 2][k % 2].template turn<true, true>(dy[k / 2][k % 2]);
       if constexpr (kFirst) {
@@ -142,11 +146,11 @@ class HalvesWarp : public WholeWarp<R> {
       } else {
         if (!step.begin) kept(tile).with(x, Plus());
         TimesConjugate()(dy, next, 0);
-        if (i + 1 < kHalfTiles / kWholeWarps) next.load(filter + 64 * kWholeWarps);
+        if (i + 1 < kPartTiles<R> / Base::kWarps) next.load(filter + 64 * Base::kWarps);
       }
-      filter += 64 * kWholeWarps;
+      filter += 64 * Base::kWarps;
       if (step.end) {
-        take_tile(all.back, down, x, chunks + kHalfBytes);
+        take_tile(all.back, down, x, chunks + kPartBytes<R>);
       } else {
         keep(tile, x);
       }
@@ -173,7 +177,7 @@ class HalvesWarp : public WholeWarp<R> {
     units += 64 * warp_ + lane_;
     second += 64 * warp_ + lane_;
     return [=](Word* last, int i) {
-      return i == kHalfRounds ? units : i == 2 * kHalfRounds ? second : last + 64 * kWholeWarps;
+      return i == kPartRounds ? units : i == 2 * kPartRounds ? second : last + 64 * Base::kWarps;
     };
   }
   // A lane's words that it keeps in the filter's part, from when its warp has read the tile's points.
@@ -200,7 +204,8 @@ class HalvesWarp : public WholeWarp<R> {
 
 // y, two sequences at a time.
 template <int R>
-__global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_constant__ WholeCall whole) {
+__global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
+    halves_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
   const Warp warp(begin_whole<R>());
@@ -211,8 +216,8 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
     return warp.scales(whole.x, number_of(n, item), whole.x, number_of(min(n + 1, lines - 1), item));
   };
   const auto expect_pair = [&](int n, int item) {
-    expect<kHalfPoints>(whole.x, number_of(n, item));
-    if (n + 1 < lines) expect<kHalfPoints>(whole.x, number_of(n + 1, item));
+    expect<kPartPoints<R>>(whole.x, number_of(n, item));
+    if (n + 1 < lines) expect<kPartPoints<R>>(whole.x, number_of(n + 1, item));
   };
   auto next = warp.first(whole.filter, items.first);
   int item = items.first;
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
       if (n + 2 < lines) {
         expect_pair(n + 2, item);
       } else if (item + items.step < items.last) {
-        expect<kHalfPoints>(whole.filter, item + items.step);
+        expect<kPartPoints<R>>(whole.filter, item + items.step);
       }
       if (both) {
         n == 0 ? warp.template tiles<true, true>() : warp.template tiles<false, true>();
@@ -254,19 +259,19 @@ __global__ void __launch_bounds__(kWholeThreads, 1) halves_kernel(const __grid_c
 #endif
 }
 
-// dx and the filter's gradient. Spectra: kHalfSpectrum a block, of the filter.
+// dx and the filter's gradient. Spectra: kPartSpectrum a block, of the filter.
 template <int R>
-__global__ void __launch_bounds__(kWholeThreads, 1)
+__global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     halves_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
   const Warp warp(begin_whole<R>());
   const Items<Warp::kTogether> items(whole);
   const bool of_dy = threadIdx.x % 32 >= 16;
-  uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kHalfSpectrum;
+  uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kPartSpectrum<R>;
   const auto expect_pair = [&](std::int64_t number) {
-    expect<kHalfPoints>(whole.gradients, number);
-    expect<kHalfPoints>(whole.x, number);
+    expect<kPartPoints<R>>(whole.gradients, number);
+    expect<kPartPoints<R>>(whole.x, number);
   };
   const auto pair_scales = [&](std::int64_t number) { return warp.scales(whole.gradients, number, whole.x, number); };
   const auto first_pair = [&](std::int64_t number) { return warp.first(whole.gradients, number, pair_scales(number)); };
@@ -295,7 +300,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1)
         __syncthreads();
         if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
         if (n + 1 < end) expect_pair(number + items.all);
-        if (n + 1 == end && item + items.step < items.last) expect<kHalfPoints>(whole.filter, item + items.step);
+        if (n + 1 == end && item + items.step < items.last) expect<kPartPoints<R>>(whole.filter, item + items.step);
         const typename Warp::Step step{n == begin, n + 1 == end, whole.call.lines > 1};
         n == 0 ? warp.template gradient_tiles<true>(spectrum, tile, step)
                : warp.template gradient_tiles<false>(spectrum, tile, step);

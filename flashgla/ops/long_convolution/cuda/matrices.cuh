@@ -147,12 +147,15 @@ struct ColumnSteps {
 #endif
 };
 // The second, over t2 or k2, has R x R times a real and an imaginary part, and differs by s1, as the turns between the
-// two do: together they make e^(-2 pi i (k1 + 16 k2 - 1/4) s1 / (256 R)) too.
+// two do: together they make e^(-2 pi i (k1 + 16 k2 - 1/4) s1 / (256 R)) too. Of R up to 2 its lanes' words are kept
+// without the zeros.
 struct ColumnTurns {
-  static constexpr int kBetweenBytes = 16 * 512;           // [s1][real, imaginary][k1][column]
-  static constexpr int kBytes = kBetweenBytes + 16 * 256;  // [s1][cosine, sine][k2][column]
-  Words between[4][2];                                     // [s1 of a quad]
-  Words second[4];                                         // cosine and sine
+  static constexpr int kBetweenBytes = 16 * 512;  // [s1][real, imaginary][k1][column]
+  // [forward, back][s1][k2 or column % R], Words; or [s1][cosine, sine][k2][column]
+  template <int R>
+  static constexpr int kBytes = kBetweenBytes + (R <= 2 ? 2 * 16 * R * 8 : 16 * 256);
+  Words between[4][2];  // [s1 of a quad]
+  Words second[4];      // cosine and sine
 
   template <int R>
   static __device__ void fill(unsigned char* memory, int thread, int threads) {
@@ -163,12 +166,28 @@ struct ColumnTurns {
       between[at] = __float2half_rn(turn.x);
       between[at + 128] = __float2half_rn(-turn.y);
     }
-    auto* second = reinterpret_cast<__half*>(memory + kBetweenBytes);
-    for (int item = thread; item < 16 * 64; item += threads) {
-      const int s1 = item / 64, row = item / 8 % 8, column = item % 8, at = s1 * 128 + item % 64;
-      const float2 turn = circle(static_cast<float>(row % R * (16 * (column % R) + s1)) / (16.0f * R));
-      second[at] = __float2half_rn(row / R == column / R ? turn.x : 0.0f);
-      second[at + 64] = __float2half_rn(row / R == column / R ? turn.y : 0.0f);
+    if constexpr (R <= 2) {
+      auto* second = reinterpret_cast<Words*>(memory + kBetweenBytes);
+      for (int item = thread; item < 2 * 16 * R; item += threads) {
+        const int s1 = item / R % 16, own = item % R;
+        const bool back = item >= 16 * R;
+        const auto of = [&](int other) {
+          const int k2 = back ? other : own, column = back ? own : other;
+          if (other >= R) return make_float2(0.0f, 0.0f);
+          const float2 turn = circle(static_cast<float>(k2 * (16 * column + s1)) / (16.0f * R));
+          return make_float2(turn.x / (back ? R : 1), turn.y / (back ? R : 1));
+        };
+        const float2 a = of(0), b = of(1);
+        second[item] = {pack({a.x, b.x}), pack({a.y, b.y})};
+      }
+    } else {
+      auto* second = reinterpret_cast<__half*>(memory + kBetweenBytes);
+      for (int item = thread; item < 16 * 64; item += threads) {
+        const int s1 = item / 64, row = item / 8 % 8, column = item % 8, at = s1 * 128 + item % 64;
+        const float2 turn = circle(static_cast<float>(row % R * (16 * (column % R) + s1)) / (16.0f * R));
+        second[at] = __float2half_rn(row / R == column / R ? turn.x : 0.0f);
+        second[at + 64] = __float2half_rn(row / R == column / R ? turn.y : 0.0f);
+      }
     }
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -191,14 +210,25 @@ struct ColumnTurns {
       result.between[i][0] = {words[0], words[2]};
       result.between[i][1] = {words[1], words[3]};
     }
-    const __half2 scale = __float2half2_rn(kBack ? 1.0f / R : 1.0f);
+    if constexpr (R <= 2) {
+      const int row = lane / 4, pair = lane % 4;
+      const auto* from = reinterpret_cast<const Words*>(memory + kBetweenBytes) + (kBack ? 16 : 0) * R + row % R;
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      load(words, kBetweenBytes + 256 * (2 * p + i * 4));
+      for (int i = 0; i < 4; ++i) {
+        Words own = from[(2 * p + i % 2 + i / 2 * 8) * R];
+        if constexpr (R == 1) own = {own.x << row % 2 * 16, own.y << row % 2 * 16};
+        result.second[i] = row / 2 == pair ? own : Words{0, 0};
+      }
+    } else {
+      const __half2 scale = __float2half2_rn(kBack ? 1.0f / R : 1.0f);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        result.second[i + j] = {as_word(__hmul2(as_pair(words[2 * j]), scale)),
-                                as_word(__hmul2(as_pair(words[2 * j + 1]), scale))};
+      for (int i = 0; i < 4; i += 2) {
+        load(words, kBetweenBytes + 256 * (2 * p + i * 4));
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          result.second[i + j] = {as_word(__hmul2(as_pair(words[2 * j]), scale)),
+                                  as_word(__hmul2(as_pair(words[2 * j + 1]), scale))};
+        }
       }
     }
     return result;

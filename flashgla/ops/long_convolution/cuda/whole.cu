@@ -14,29 +14,30 @@ using bf16 = __nv_bfloat16;
 
 constexpr const char* kName = "long_convolution";
 
-// Each fills a multiprocessor.
-std::int64_t blocks_at_once(const Context& context) { return context.architecture().multiprocessors; }
+template <int R>
+std::int64_t blocks_at_once(const Context& context) {
+  return std::int64_t{cuda::kWholeBlocks<R>} * context.architecture().multiprocessors;
+}
 
-template <class... Parameters, class... Arguments>
-void queue_blocks(const Context& context, void (*kernel)(Parameters...), int together, int shared,
-                  const cuda::WholeCall& whole, const Arguments&... arguments) {
+template <int R, class... Parameters, class... Arguments>
+void queue_blocks(const Context& context, void (*kernel)(Parameters...), int together, const cuda::WholeCall& whole,
+                  const Arguments&... arguments) {
   const std::int64_t items = (whole.call.channels - 1) / together + 1;
-  ops::cuda::queue_kernel(context, kName, kernel, std::min(blocks_at_once(context), items), cuda::kWholeThreads, shared,
-                          whole, arguments...);
+  ops::cuda::queue_kernel(context, kName, kernel, std::min(blocks_at_once<R>(context), items), cuda::kWholeThreads<R>,
+                          cuda::WholeMemory<R>::kBytes, whole, arguments...);
 }
 
 template <int R, bool kBack>
 void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
-  constexpr int kBytes = cuda::WholeMemory<R>::kBytes;
   if constexpr (R < 8 && kBack) {
-    queue_blocks(context, cuda::halves_gradients_kernel<R>, cuda::kHalvesTogether<R>, kBytes, whole, spectra);
+    queue_blocks<R>(context, cuda::halves_gradients_kernel<R>, cuda::kHalvesTogether<R>, whole, spectra);
   } else if constexpr (R < 8) {
-    queue_blocks(context, cuda::halves_kernel<R>, cuda::kHalvesTogether<R>, kBytes, whole);
+    queue_blocks<R>(context, cuda::halves_kernel<R>, cuda::kHalvesTogether<R>, whole);
   } else {
     const auto kernel = !kBack                  ? cuda::whole_kernel
                         : whole.call.lines == 1 ? cuda::whole_gradient_kernel
                                                 : cuda::whole_gradients_kernel;
-    queue_blocks(context, kernel, cuda::WholeShape<R>::kTogether, kBytes, whole, spectra);
+    queue_blocks<R>(context, kernel, cuda::WholeShape<R>::kTogether, whole, spectra);
   }
 }
 
@@ -78,10 +79,10 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
     return context.scratch().tensor(shape, DType::f32, label);
   };
   const std::int64_t waiting = R == 8     ? (backward && call.lines > 1 ? 3 : 1) * cuda::kWholeSpectrum
-                               : backward ? cuda::kHalfSpectrum
+                               : backward ? cuda::kPartSpectrum<R>
                                           : 0;
   auto* spectra =
-      static_cast<uint4*>(floats(Shape({blocks_at_once(context), 4 * waiting}), "long_convolution: filters").data);
+      static_cast<uint4*>(floats(Shape({blocks_at_once<R>(context), 4 * waiting}), "long_convolution: filters").data);
   auto* done = static_cast<int*>(floats(Shape({channels / kAcross}), "long_convolution: done").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
   const TensorView products = floats(sums, "long_convolution: sums");

@@ -13,7 +13,7 @@ constexpr int kLongest = 8;  // R
 using LongestItems = Items<WholeShape<kLongest>::kTogether>;
 
 // y. Spectra: kWholeSpectrum a block.
-inline __global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   auto warp = begin_whole<kLongest>();
@@ -62,7 +62,7 @@ __device__ __forceinline__ void sums_back(const WholeWarp<kLongest>& warp, const
 #endif
 
 // dx and the filter's gradient of one sequence. Spectra: kWholeSpectrum a block, of dy.
-inline __global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   auto warp = begin_whole<kLongest>();
@@ -102,7 +102,7 @@ inline __global__ void __launch_bounds__(kWholeThreads, 1)
 }
 
 // Of several sequences. Spectra: 3 kWholeSpectrum a block, of the filter, of dy and of sums.
-inline __global__ void __launch_bounds__(kWholeThreads, 1)
+inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   auto warp = begin_whole<kLongest>();

@@ -6,21 +6,30 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-constexpr int kWholeThreads = 512, kWholeWarps = kWholeThreads / 32;
-constexpr int kWholeRounds = kWholeQuads / kWholeWarps;  // of a warp
-constexpr int kHalfPoints = kWholePoints / 2;
-constexpr int kWholeSpectrum = kWholeTiles * 64;  // of a block, in uint4
-constexpr int kMostUp = 7;                        // tokens, which come below 2^-4, are scaled up by 2^this at most
+// Blocks of up to 8,192 points are two a multiprocessor: one's products are made beside what the other waits for.
+template <int R>
+constexpr int kWholeBlocks = R <= 2 ? 2 : 1;
+template <int R>
+constexpr int kWholeThreads = 512 / kWholeBlocks<R>;
+template <int R>
+constexpr int kWholeWarps = kWholeThreads<R> / 32;
+constexpr int kWholeSpectrum = kWholeTiles * 64;  // of 32,768 points, in uint4
+// What a block of up to 16,384 points has of one of three parts (halves.cuh).
+template <int R>
+constexpr int kPartPoints = kWholePoints / 2 / kWholeBlocks<R>;
+template <int R>
+constexpr int kPartBytes = 4 * kPartPoints<R>;
+constexpr int kMostUp = 7;  // tokens, which come below 2^-4, are scaled up by 2^this at most
 
 __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(Scale::field_of(scale)); }
 
 // Shared memory: points, up to 16,384 of a channel with room for half as many more (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
-  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kHalfPoints);  // turns by s2, uint4 [tile][4]
+  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);  // turns by s2, uint4 [tile][4]
   static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
-  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns::kBytes;     // forward, back, of filters
+  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns::kBytes<R>;  // forward, back, of filters
   static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // forward, back
   static constexpr int kUnitsAt =
       kBetweenAt + 2 * kLanesBytes<TileTurns>;  // of more than 16,384 the next columns' units
@@ -34,22 +43,22 @@ struct WholeMemory {
     const auto turns = [](int tile, int s2) {
       return (static_cast<float>(tile) - 0.25f) * static_cast<float>(s2) / kPoints;
     };
-    for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads) {
+    for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads<R>) {
       const auto of = [&](int half) {
         return words_of(1.0f, [&](int j) { return turns(item / 4, 2 * (item % 4) + 8 * half + j); });
       };
       const Words low = of(0), high = of(1);
       reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
     }
-    ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
-    ColumnTurns::fill<R>(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads);
-    if (warp == 10) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
-    if (warp == 11) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
+    ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
+    ColumnTurns::fill<R>(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
+    if (warp == 2) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
+    if (warp == 3) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
     // A filter's spectrum comes below 2^-4.
     constexpr float kFilter = 1.0f / 4096;
-    if (warp == 12) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
-    if (warp == 13) put(memory + kBetweenAt, lane, TileTurns::of<false>(row, pair));
-    if (warp == 14) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::of<true>(row, pair));
+    if (warp == 4) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
+    if (warp == 5) put(memory + kBetweenAt, lane, TileTurns::of<false>(row, pair));
+    if (warp == 6) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::of<true>(row, pair));
   }
 };
 
@@ -100,6 +109,7 @@ class WholeWarp {
  public:
   using Shape = WholeShape<R>;
   using Memory = WholeMemory<R>;
+  static constexpr int kWarps = kWholeWarps<R>, kRounds = kWholeQuads / kWarps;  // of a warp
 
   __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
       : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
@@ -148,7 +158,7 @@ class WholeWarp {
     const Place place(warp_, lane_);
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), warp_ / 2 + kWholeWarps / 2 * i));
+      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), lane_of(i)));
       const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
       next.at = behind(next.at, i + 1);
       if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
@@ -179,9 +189,9 @@ class WholeWarp {
     ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
     turn_ ^= 1;
 #pragma unroll 1
-    for (int i = 0; i < kWholeRounds; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, warp_ / 2 + kWholeWarps / 2 * i));
-      const uint4* from = units + 64 * kWholeWarps * i;
+    for (int i = 0; i < kRounds; ++i) {
+      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, lane_of(i)));
+      const uint4* from = units + 64 * kWarps * i;
       const uint4 tokens[2] = {times(from[0], __low2half2(scales)), times(from[32], __high2half2(scales))};
       uint4 chunks[4];
       make_columns(steps, turns, tokens, chunks);
@@ -205,7 +215,7 @@ class WholeWarp {
       uint4 chunks[4], out[2];
 #pragma unroll
       for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
-      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_quad(scale, warp_ + kWholeWarps * i), out);
+      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
       to[0] = out[0];
       to[32] = out[1];
       to = behind(to, i + 1);
@@ -213,8 +223,8 @@ class WholeWarp {
   }
   template <bool kHalf>
   __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
-    columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kWholeRounds,
-                        [](uint4* last, int /*i*/) { return last + 64 * kWholeWarps; });
+    columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kRounds,
+                        [](uint4* last, int /*i*/) { return last + 64 * kWarps; });
   }
 
   // Tiles to their spectrum, times 2^-12 where kLess, in memory.
@@ -225,12 +235,12 @@ class WholeWarp {
     const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
     to += warp_ * 64 + lane_;
 #pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
+    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
+      const int tile = warp_ + kWarps * i;
       Tile own;
       make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       store_spectrum(to, own);
-      to += 64 * kWholeWarps;
+      to += 64 * kWarps;
     }
   }
 
@@ -250,14 +260,14 @@ class WholeWarp {
                between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
     int at = warp_ * 64 + lane_;
 #pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
+    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
+      const int tile = warp_ + kWarps * i;
       Tile own;
       unsigned char* chunks = chunks_of(tile);
       make_tile(steps, right, along(between, tile), chunks, own);
       change(own, next, at);
-      at += 64 * kWholeWarps;
-      if (i + 1 < kWholeTiles / kWholeWarps) next.load(by + at);
+      at += 64 * kWarps;
+      if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
       take_tile(steps_back, down(between_back, tile), own, chunks);
     }
   }
@@ -270,8 +280,8 @@ class WholeWarp {
     const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
     int at = warp_ * 64 + lane_;
 #pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWholeWarps; ++i) {
-      const int tile = warp_ + kWholeWarps * i;
+    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
+      const int tile = warp_ + kWarps * i;
       StoredTile before;
       if constexpr (!kFirst) before.load(sums + at);
       Tile own;
@@ -279,8 +289,8 @@ class WholeWarp {
       change(own, next, at);
       if constexpr (!kFirst) before.with(own, Plus());
       store_spectrum(sums + at, own);
-      at += 64 * kWholeWarps;
-      if (i + 1 < kWholeTiles / kWholeWarps) next.load(by + at);
+      at += 64 * kWarps;
+      if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
     }
   }
 
@@ -294,11 +304,11 @@ class WholeWarp {
       const int tile = lane / 4 + 16 * (column % R), chunk = (own / 4 * Shape::kTogether + column / R) * 4 + own % 4;
       first = (member * Shape::kTiles + tile) * 1024 + Shape::placed(chunk, tile) * 16;
     }
-    // Quads of a warp are sixteen apart: of a channel so many chunks, or a channel and more.
+    // Quads of a warp are kWarps apart: of a channel so many chunks, or a channel. Two rounds are of one part.
     __device__ __forceinline__ int of_round(int i) const {
       if constexpr (R == 8) return (first + 256 * i) ^ (i % 2 * 32);
-      if constexpr (R == 4) return first + i % 2 * 512 + i / 2 * (1024 * Shape::kTiles);
-      return first + 32768 * i;
+      constexpr int kStep = Shape::kQuads > kWarps ? 512 : 1024 * Shape::kTiles;
+      return first + i % 2 * kStep + i / 2 * kPartBytes<R>;
     }
     static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
       const int other = R == 1 ? at ^ 64 : at + 16 * 1024;
@@ -306,10 +316,12 @@ class WholeWarp {
     }
   };
 
-  // Of a quad's channel.
+  // Of a round's quad: where its scales are, and what the lanes of its channel have.
+  __device__ __forceinline__ int lane_of(int i) const { return warp_ / 2 + kWarps / 2 * (i % 2) + i / 2 * 16; }
   template <class V>
-  static __device__ __forceinline__ V of_quad(V value, int quad) {
-    return Shape::kTogether == 1 ? value : __shfl_sync(0xffffffffu, value, quad / Shape::kQuads * (4 * R));
+  __device__ __forceinline__ V of_round(V value, int i) const {
+    if constexpr (Shape::kTogether == 1) return value;
+    return __shfl_sync(0xffffffffu, value, (warp_ + kWarps * (i % 2)) / Shape::kQuads * (4 * R) + i / 2 * 16);
   }
   // Of a power of two and one of an exponent field. Where the first is 0 so are the numbers that it is for.
   static __device__ __forceinline__ float ratio(float a, int field) {
