@@ -77,7 +77,7 @@ class UnitTask {
     } else {
       tokens_in<R>(x, whole_.x, line_, channel_, unit_, memory, room);
     }
-    if (thread_ < kUnitChannels) ptx::store_bulk_wait_read();
+    if (moves_units()) ptx::store_bulk_wait_read();
   }
   __device__ __forceinline__ void leave(unsigned char* memory, std::uint64_t* barrier) const {
     if constexpr (kOf == UnitsOf::sums) {

@@ -111,11 +111,18 @@ struct Turned {
     ptx::fence_async_proxy();
   }
 };
-// One thread a channel writes the units to memory; `to` is the first channel's.
+// The channel whose units a thread moves by bulk copies, or none: few lanes of every warp have one, since a warp issues
+// them one after the other.
+constexpr int kUnitMovers = kUnitChannels / kUnitWarps;
+__device__ __forceinline__ bool moves_units() { return threadIdx.x % 32 < kUnitMovers; }
+__device__ __forceinline__ int moved_channel() {
+  return static_cast<int>(threadIdx.x / 32 * kUnitMovers + threadIdx.x % 32);
+}
+// The units are written to memory; `to` is the first channel's.
 template <int R>
 __device__ __forceinline__ void store_units(const unsigned char* memory, uint4* to) {
-  const int c = static_cast<int>(threadIdx.x);
-  if (c >= kUnitChannels) return;
+  if (!moves_units()) return;
+  const int c = moved_channel();
   ptx::store_bulk(to + c * 32 * WholeShape<R>::kTiles, ptx::shared_address(memory + c * kStagedUnit), 512);
   ptx::store_bulk_commit();
 }
@@ -301,17 +308,18 @@ __device__ __forceinline__ void pairs_in(const Load& load, const LoadGradient& l
 template <int R>
 __device__ __forceinline__ void units_to_rows(const uint4* from, unsigned char* memory, std::uint64_t* barrier,
                                               int phase) {
-  const int c = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
   const std::uint32_t waited = ptx::shared_address(barrier);
   if (phase == 0) {
-    if (c == 0) {
+    if (thread == 0) {
       ptx::mbarrier_init(waited, 1);
       ptx::fence_barrier_init();
     }
     __syncthreads();
   }
-  if (c == 0) ptx::mbarrier_arrive_expect(waited, 512 * kUnitChannels);
-  if (c < kUnitChannels) {
+  if (thread == 0) ptx::mbarrier_arrive_expect(waited, 512 * kUnitChannels);
+  if (moves_units()) {
+    const int c = moved_channel();
     ptx::copy_bulk(ptx::shared_address(memory + c * kStagedUnit), from + c * 32 * WholeShape<R>::kTiles, 512, waited);
   }
   ptx::mbarrier_wait(waited, static_cast<std::uint32_t>(phase % 2));
