@@ -34,6 +34,7 @@ __device__ __forceinline__ void wait_for_done(const int* count, int all) {
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
   } while (now < all);
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 // What a kernel turns: rows of the filter, of tokens, or of tokens and their outputs' gradients to units; and back
@@ -291,7 +292,6 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     const int channels = min(kUnitChannels, static_cast<int>(whole.call.channels) - group * kUnitChannels);
     if (threadIdx.x == 0) wait_for_done(whole.done + group, (channels + channels_an_item - 1) / channels_an_item);
     __syncthreads();
-    asm volatile("fence.proxy.async;" ::: "memory");
     task.leave(memory, reinterpret_cast<std::uint64_t*>(memory + kUnitsRows<kOf>));
   }
   if (kOf != UnitsOf::filter && number == 0) flashgla::cuda::wait_for_previous();
