@@ -140,7 +140,7 @@ class HalvesWarp : public WholeWarp<R> {
       if constexpr (kFirst) {
         Tile made;
         make_tile(all.steps, all.less, along, own, made);
-        if (step.more) store_spectrum(filter, made);
+        if (step.more) StoredTile::of(made).store(filter);
 #pragma unroll
         for (int k = 0; k < 4; ++k) dy[k / 2][k % 2].template turn<true>(made[k / 2][k % 2]);
       } else {
@@ -186,9 +186,9 @@ class HalvesWarp : public WholeWarp<R> {
   }
   __device__ __forceinline__ void keep(int tile, const Tile& values) const {
     __syncwarp();
-    uint4* to = own_kept(tile);
-    to[0] = make_uint4(values[0][0].x, values[0][1].x, values[1][0].x, values[1][1].x);
-    to[32] = make_uint4(values[0][0].y, values[0][1].y, values[1][0].y, values[1][1].y);
+    const StoredTile own = StoredTile::of(values);
+    own_kept(tile)[0] = own.x;
+    own_kept(tile)[32] = own.y;
   }
   __device__ __forceinline__ StoredTile kept(int tile) const {
     const uint4* from = own_kept(tile);

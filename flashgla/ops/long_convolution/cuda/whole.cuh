@@ -12,6 +12,10 @@ namespace flashgla::ops::long_convolution::cuda {
 constexpr int kLongest = 8;  // R
 using LongestItems = Items<WholeShape<kLongest>::kTogether>;
 
+// Spectra that are not multiplied at once wait in memory, but for those that a thread has registers for.
+template <int kCount>
+using KeptTiles = std::array<StoredTile, kCount>;
+
 // y. Spectra: kWholeSpectrum a block.
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
@@ -27,7 +31,8 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.x, item);
-    warp.tiles_to<true>(filter);
+    KeptTiles<2> kept;
+    warp.tiles_to<true>(filter, kept);
     for (std::int64_t n = 0; n < whole.call.lines; ++n) {
       const std::int64_t number = n * items.all + item;
       const float scale = next.common<false>();
@@ -40,7 +45,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
       } else if (item + items.step < items.last) {
         next = warp.ask(whole.filter, item + items.step);
       }
-      warp.tiles<false>(filter, tile, Times());
+      warp.tiles<false>(filter, tile, kept, Times());
       __syncthreads();
       warp.columns_back<false>(whole.x, number, back_scale(scale, filter_scale));
     }
@@ -76,14 +81,15 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.filter, item);
-    warp.tiles_to<false>(gradients);
+    KeptTiles<2> kept;
+    warp.tiles_to<false>(gradients, kept);
     const float filter_scale = next.common<true>();
     __syncthreads();
     warp.columns(next, field_of(filter_scale));
     StoredTile tile = warp.first_stored(gradients);
     __syncthreads();
     next = warp.ask(whole.x, item);
-    warp.tiles<true>(gradients, tile, ConjugateTimes());
+    warp.tiles<true>(gradients, tile, kept, ConjugateTimes());
     __syncthreads();
     warp.columns_back<false>(whole.gradients, item, back_scale(scale, filter_scale));
     SummedScale summed = SummedScale::of<kLongest>(1);
@@ -92,7 +98,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     tile = warp.first_stored(gradients);
     __syncthreads();
     if (item + items.step < items.last) next = warp.ask(whole.gradients, item + items.step);
-    warp.tiles<true>(gradients, tile, ConjugateTimes());
+    warp.tiles<true>(gradients, tile, kept, ConjugateTimes());
     __syncthreads();
     sums_back(warp, whole, item, summed);
   }
@@ -117,7 +123,8 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.gradients, item);
-    warp.tiles_to<true>(filter);
+    KeptTiles<0> none;
+    warp.tiles_to<true>(filter, none);
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
       SummedScale summed = SummedScale::of<kLongest>(static_cast<int>(end - begin));
@@ -134,8 +141,8 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
         StoredTile tile = warp.first_stored(filter);
         __syncthreads();
         next = warp.ask(whole.x, number);
-        warp.tiles<false>(filter, tile, [&](Tile& own, const StoredTile& by, int at) {
-          store_spectrum(gradients + at, own);
+        warp.tiles<false>(filter, tile, none, [&](Tile& own, const StoredTile& by, int at) {
+          StoredTile::of(own).store(gradients + at);
           TimesConjugate()(own, by, at);
         });
         __syncthreads();
@@ -152,7 +159,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
           n == begin ? warp.tiles_added<true>(sums, gradients, tile, ConjugateTimes())
                      : warp.tiles_added<false>(sums, gradients, tile, ConjugateTimes());
         } else {
-          warp.tiles<true>(gradients, tile, [&](Tile& own, const StoredTile& by, int at) {
+          warp.tiles<true>(gradients, tile, none, [&](Tile& own, const StoredTile& by, int at) {
             ConjugateTimes()(own, by, at);
             if (n == begin) return;
             StoredTile before;

@@ -2,6 +2,9 @@
 // units (units.cuh) become columns and tiles (matrices.cuh), and go back.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "flashgla/ops/long_convolution/cuda/unit_rows.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
@@ -62,15 +65,16 @@ struct WholeMemory {
   }
 };
 
-// A tile's spectrum in memory: a lane's words and those half a tile behind, as uint4.
-__device__ __forceinline__ void store_spectrum(uint4* to, const Tile& tile) {
-  __stcg(to, make_uint4(tile[0][0].x, tile[0][1].x, tile[1][0].x, tile[1][1].x));
-  __stcg(to + 32, make_uint4(tile[0][0].y, tile[0][1].y, tile[1][0].y, tile[1][1].y));
-}
+// A tile's spectrum as it lies in memory: a lane's words, and those half a tile behind.
 struct StoredTile {
   uint4 x, y;
 
+  static __device__ __forceinline__ StoredTile of(const Tile& tile) {
+    return {make_uint4(tile[0][0].x, tile[0][1].x, tile[1][0].x, tile[1][1].x),
+            make_uint4(tile[0][0].y, tile[0][1].y, tile[1][0].y, tile[1][1].y)};
+  }
   __device__ __forceinline__ void load(const uint4* from) { x = __ldcg(from), y = __ldcg(from + 32); }
+  __device__ __forceinline__ void store(uint4* to) const { __stcg(to, x), __stcg(to + 32, y); }
   // Calls take(tile's, the stored one's) words.
   template <class Take>
   __device__ __forceinline__ void with(Tile& tile, const Take& take) const {
@@ -227,21 +231,25 @@ class WholeWarp {
                         [](uint4* last, int /*i*/) { return last + 64 * kWarps; });
   }
 
-  // Tiles to their spectrum, times 2^-12 where kLess, in memory.
-  template <bool kLess>
-  __device__ __forceinline__ void tiles_to(uint4* to) const {
+  // Tiles to their spectrum, times 2^-12 where kLess: of a warp's last ones to `kept`, in registers, others' to memory.
+  template <bool kLess, std::size_t kKept>
+  __device__ __forceinline__ void tiles_to(uint4* to, std::array<StoredTile, kKept>& kept) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
     const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
-    to += warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
-      const int tile = warp_ + kWarps * i;
+    const auto make = [&](int tile) {
       Tile own;
       make_tile(steps, right, along(between, tile), chunks_of(tile), own);
-      store_spectrum(to, own);
+      return StoredTile::of(own);
+    };
+    to += warp_ * 64 + lane_;
+#pragma unroll 1
+    for (int i = 0; i < kStored<kKept>; ++i) {
+      make(warp_ + kWarps * i).store(to);
       to += 64 * kWarps;
     }
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kKept); ++i) kept[i] = make(warp_ + kWarps * (kStored<kKept> + i));
   }
 
   // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
@@ -250,25 +258,35 @@ class WholeWarp {
     result.load(from + warp_ * 64 + lane_);
     return result;
   }
-  // Tiles' spectra, times 2^-12 where kLess, change by change(own, the same tile's of `by`, its place) and go back.
-  template <bool kLess, class Change>
-  __device__ __forceinline__ void tiles(const uint4* by, StoredTile next, const Change& change) const {
+  // Tiles' spectra, times 2^-12 where kLess, change by change(own, the same tile's of `by` and `kept`, its place in
+  // memory) and go back.
+  template <bool kLess, std::size_t kKept, class Change>
+  __device__ __forceinline__ void tiles(const uint4* by, StoredTile next, const std::array<StoredTile, kKept>& kept,
+                                        const Change& change) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
                steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
     const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
                between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
     int at = warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
-      const int tile = warp_ + kWarps * i;
+    const auto one = [&](int tile, const auto& changed) {
       Tile own;
       unsigned char* chunks = chunks_of(tile);
       make_tile(steps, right, along(between, tile), chunks, own);
-      change(own, next, at);
+      changed(own);
       at += 64 * kWarps;
-      if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
       take_tile(steps_back, down(between_back, tile), own, chunks);
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStored<kKept>; ++i) {
+      one(warp_ + kWarps * i, [&](Tile& own) {
+        change(own, next, at);
+        if (i + 1 < kStored<kKept>) next.load(by + at + 64 * kWarps);
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kKept); ++i) {
+      one(warp_ + kWarps * (kStored<kKept> + i), [&](Tile& own) { change(own, kept[i], at); });
     }
   }
   // The same, added to what is at their places in `sums`, or, kFirst, put there.
@@ -288,13 +306,16 @@ class WholeWarp {
       make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       change(own, next, at);
       if constexpr (!kFirst) before.with(own, Plus());
-      store_spectrum(sums + at, own);
+      StoredTile::of(own).store(sums + at);
       at += 64 * kWarps;
       if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
     }
   }
 
  protected:
+  template <std::size_t kKept>
+  static constexpr int kStored = kWholeTiles / kWarps - static_cast<int>(kKept);  // of a warp's tiles
+
   // Where a lane's four points of a quad lie, in bytes, of the warp's first and of round i.
   struct Place {
     int first;
