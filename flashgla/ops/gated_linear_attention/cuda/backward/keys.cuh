@@ -206,9 +206,13 @@ struct PairEnd {
 
   __device__ __forceinline__ PairEnd(const View& of, unsigned unit) : view(of), at(of.place_of(unit)) {}
 
-  // The tile that `crossed` is multiplied by.
+  // The tile that `crossed` is multiplied by: the other chunk's k~ or q~. Of an early chunk that is alone a, which
+  // stays where it is: q~ may be written over meanwhile (finish_steep).
   __device__ __forceinline__ std::uint32_t crossed_tile() const {
-    return base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group + (late ? Layout::k : Layout::q);
+    return base + Layout::epilogue + (late == both ? 0 : 1) * Layout::group +
+           (late   ? Layout::k
+            : both ? Layout::q
+                   : Layout::a);
   }
   // crossed: what crosses between the chunks, an operand; a, inside the chunk, to its tile. b: running sums of gates of
   // f32.
