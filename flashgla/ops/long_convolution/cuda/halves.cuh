@@ -1,7 +1,7 @@
 // Transforms of up to 16,384 points (whole_warp.cuh) of two sequences at a time, or of one's x and dy. A block's points
-// are of half as many channels as else, and lie in three parts of shared memory: the filter's, the first sequence's or
-// dy's, the second's or x's. So spectra that are multiplied meet where they are made. Behind that each thread keeps in
-// the filter's part what is its own of the filter's spectrum or, for gradients, of sums over sequences, of which the
+// lie in three parts of shared memory, of one or two channels each: the filter's, the first sequence's or dy's, the
+// second's or x's. So spectra that are multiplied meet where they are made. Behind that each thread keeps in the
+// filter's part what is its own of the filter's spectrum or, for gradients, of sums over sequences, of which the
 // filter's spectrum alone waits in memory then.
 #pragma once
 

@@ -9,8 +9,8 @@
 // exchange through shared memory, tiles (s1, s2) -> (k3, k4), of which each has 256 points. Back, a tile begins with
 // k4, its last, whose sums lie as a right side transposed.
 //
-// A block's 32,768 points are those of 8 / R neighbouring channels, and 8 / R values of s2 fill the eight columns of a
-// product with R of t2. Each channel's R x R matrices stand along the diagonal then.
+// The eight columns of a product are R values of t2 and 8 / R of s2. The R x R matrices over t2 stand along the
+// diagonal then.
 //
 // Points in shared memory: [channel][k1 + 16 k2] tiles of 64 chunks of 16 bytes, [s2][p], in which s1 is 2 p, 2 p + 1,
 // 2 p + 8 and 2 p + 9: pairs of them, real parts first. These are a lane's parts of a product's right side.
@@ -24,13 +24,13 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-constexpr int kWholePoints = 32768;  // of a block
+constexpr int kWholePoints = 32768;  // of the longest sequence
 constexpr int kWholeTiles = kWholePoints / 256, kWholeQuads = kWholePoints / 512;
 
 template <int R>
 struct WholeShape {
   static_assert(R == 1 || R == 2 || R == 4 || R == 8);
-  static constexpr int kPoints = 4096 * R, kTogether = 8 / R;
+  static constexpr int kPoints = 4096 * R, kTogether = 8 / R;  // the latter of s2 in a product
   static constexpr int kTiles = kWholeTiles / kTogether, kQuads = kWholeQuads / kTogether;  // of a channel
 
   // A chunk's place in its tile, such that neither lanes that have one chunk of many tiles nor those that have one

@@ -17,7 +17,7 @@ constexpr int kWholeThreads = 512 / kWholeBlocks<R>;
 template <int R>
 constexpr int kWholeWarps = kWholeThreads<R> / 32;
 constexpr int kWholeSpectrum = kWholeTiles * 64;  // of 32,768 points, in uint4
-// What a block of up to 16,384 points has of one of three parts (halves.cuh).
+// Of one of the three parts that a block of up to 16,384 points has (halves.cuh).
 template <int R>
 constexpr int kPartPoints = kWholePoints / 2 / kWholeBlocks<R>;
 template <int R>
@@ -26,7 +26,7 @@ constexpr int kMostUp = 7;  // tokens, which come below 2^-4, are scaled up by 2
 
 __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(Scale::field_of(scale)); }
 
-// Shared memory: points, up to 16,384 of a channel with room for half as many more (halves.cuh), and constants.
+// Shared memory: points, up to 16,384 of a channel in three parts (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
   static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);  // turns by s2, uint4 [tile][4]
