@@ -605,10 +605,15 @@ def take(path):
 
 
 def main():
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return 0
     check = sys.argv[1:] == ["--check"]
     if sys.argv[1:] and not check:
-        for path in sys.argv[1:]:
-            take(pathlib.Path(path))
+        for path in map(pathlib.Path, sys.argv[1:]):
+            if not path.is_file():
+                raise SystemExit(f"error: there is no run '{path}'; see {sys.argv[0]} --help")
+            take(path)
     stale = 0
     found = set()
     for document in sorted(ROOT.glob("**/*.md")):
