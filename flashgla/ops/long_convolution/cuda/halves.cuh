@@ -18,6 +18,16 @@ constexpr int kPartRounds = 2;  // of a warp
 template <int R>
 constexpr int kHalvesTogether = kPartPoints<R> / WholeShape<R>::kPoints;  // channels of a block
 
+// Units of kPoints tokens to the second cache, by one thread.
+template <int kPoints>
+__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
+  if (threadIdx.x == 0) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
+                 "n"(2 * kPoints)
+                 : "memory");
+  }
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int R>
@@ -27,7 +37,12 @@ class HalvesWarp : public WholeWarp<R> {
   static_assert(Memory::kBytes <= (228 / kWholeBlocks<R> - 1) * 1024);
 
  public:
-  using First = typename Base::First;
+  // A warp's first quad of units, which is asked for ahead of a barrier, and scales of all.
+  struct First {
+    float4 scales;
+    const uint4* at;
+    uint4 words[2];
+  };
   static constexpr int kTogether = kHalvesTogether<R>;
 
   __device__ __forceinline__ explicit HalvesWarp(const Base& warp) : Base(warp) {}
@@ -65,17 +80,17 @@ class HalvesWarp : public WholeWarp<R> {
   // Ratios are those of the base.
   __device__ __forceinline__ void columns(const First& next, bool both, std::uint32_t ratios, const uint4* units,
                                           const uint4* second) const {
-    Base::columns(
+    columns(
         next, kPartRounds, (both ? 3 : 2) * kPartRounds, [&](int /*i*/) { return ratios; }, behind(units, second));
   }
   __device__ __forceinline__ void columns(const First& next, bool filter, std::uint32_t filter_ratios, bool both,
                                           std::uint32_t ratios, const uint4* units, const uint4* second) const {
-    Base::columns(
+    columns(
         next, filter ? 0 : kPartRounds, (both ? 3 : 2) * kPartRounds,
         [&](int i) { return i < kPartRounds ? filter_ratios : ratios; }, behind(units, second));
   }
   __device__ __forceinline__ void filter_columns(const First& filter, std::uint32_t ratios) const {
-    Base::columns(
+    columns(
         filter, 0, kPartRounds, [&](int /*i*/) { return ratios; },
         [](const uint4* last, int /*i*/) { return last + 64 * Base::kWarps; });
   }
@@ -159,6 +174,23 @@ class HalvesWarp : public WholeWarp<R> {
   }
 
  private:
+  // Units to columns: a warp's quads from `begin` to `end`, of which number i has ratios(i) as its factors' lanes have
+  // them, and lies behind(the one before, i).
+  template <class Ratios, class Behind>
+  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
+                                          const Behind& behind) const {
+    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const typename Base::Place place(warp_, lane_);
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), this->lane_of(i)));
+      const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
+      next.at = behind(next.at, i + 1);
+      if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
+      this->put_columns(steps, turns, place, i, tokens);
+    }
+  }
   // Of tiles.
   struct Constants {
     TileSteps steps, back, less;  // less: of spectra times 2^-12
@@ -224,7 +256,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
   for (; item < items.last; item += items.step) {
     expect_pair(0, item);
     auto scales = pair_scales(0, item);
-    const float filter_scale = next.template common<true>();
+    const float filter_scale = Warp::template common_of<true>(next.scales);
     const std::uint32_t filter_ratios = warp.ratios(next.scales, field_of(filter_scale));
     for (int n = 0; n < lines; n += 2) {
       const bool both = n + 1 < lines;
@@ -279,7 +311,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
   for (; item < items.last; item += items.step) {
     expect_pair(item);
     const auto filter = warp.first(whole.filter, item);
-    const float filter_scale = filter.template common<true>();
+    const float filter_scale = Warp::template common_of<true>(filter.scales);
     warp.filter_columns(filter, warp.ratios(filter.scales, field_of(filter_scale)));
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
@@ -292,7 +324,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       }
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
-        const float own = next.template common<false>(), other = Warp::of_other(own);
+        const float own = Warp::template common_of<false>(next.scales), other = Warp::of_other(own);
         uint4 *dx = Warp::units_of(whole.gradients, number), *x = Warp::units_of(whole.x, number);
         warp.columns(next, true, warp.ratios(next.scales, of_dy ? field_of(own) : summed.of_x(other)), dx, x);
         StoredTile tile{};

@@ -28,7 +28,7 @@ struct WholeCall {
 __device__ __forceinline__ void count_done(int* count) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }
-// Waits, and may then ask TMA for what was counted.
+// A thread's wait; behind a barrier all of the block may ask TMA for what was counted.
 __device__ __forceinline__ void wait_for_done(const int* count, int all) {
   int now;
   do {

@@ -5,6 +5,9 @@
 // and dx, whereby dy's spectrum waits as well, then for x and, summed over sequences, the filter's gradient.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "flashgla/ops/long_convolution/cuda/whole_warp.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
@@ -16,11 +19,152 @@ using LongestItems = Items<WholeShape<kLongest>::kTogether>;
 template <int kCount>
 using KeptTiles = std::array<StoredTile, kCount>;
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A warp of a block that has one channel.
+class LongestWarp : public WholeWarp<kLongest> {
+ public:
+  __device__ __forceinline__ explicit LongestWarp(const WholeWarp& warp) : WholeWarp(warp) {}
+
+  // Scales of units that TMA has been asked for, four in a lane.
+  struct Asked {
+    float4 scales;
+
+    template <bool kFilter>
+    __device__ __forceinline__ float common() const {
+      return common_of<kFilter>(scales);
+    }
+  };
+  // Scales of a channel's units, four in a lane.
+  __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number) const {
+    return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
+  }
+
+  // Asks TMA for a block's units, once all of the block have read those before. Gives their scales.
+  __device__ __forceinline__ Asked ask(const Units& units, std::int64_t number) const {
+    if (threadIdx.x == 0) {
+      const std::uint32_t came = ptx::shared_address(memory_ + Memory::kCameAt);
+      ptx::mbarrier_arrive_expect(came, 2 * kWholePoints);
+      ptx::copy_bulk(ptx::shared_address(memory_ + Memory::kUnitsAt), units.data + number * kWholeSpectrum / 2,
+                     2 * kWholePoints, came);
+    }
+    return {scales(units, number)};
+  }
+  // These units to columns, at a channel's exponent field `common`.
+  __device__ __forceinline__ void columns(const Asked& asked, int common) {
+    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<kLongest, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const std::uint32_t own = ratios(asked.scales, common);
+    const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
+    const Place place(warp_, lane_);
+    ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
+    turn_ ^= 1;
+#pragma unroll 1
+    for (int i = 0; i < kRounds; ++i) {
+      const __half2 by = as_pair(__shfl_sync(0xffffffffu, own, lane_of(i)));
+      const uint4* from = units + 64 * kWarps * i;
+      const uint4 tokens[2] = {times(from[0], __low2half2(by)), times(from[32], __high2half2(by))};
+      put_columns(steps, turns, place, i, tokens);
+    }
+  }
+
+  // Columns back to a channel's units of results, in bf16 times its `scale`, or kHalf.
+  template <bool kHalf>
+  __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
+    WholeWarp::columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kRounds,
+                                   [](uint4* last, int /*i*/) { return last + 64 * kWarps; });
+  }
+
+  // Tiles to their spectrum, times 2^-12 where kLess: of a warp's last ones to `kept`, in registers, others' to memory.
+  template <bool kLess, std::size_t kKept>
+  __device__ __forceinline__ void tiles_to(uint4* to, std::array<StoredTile, kKept>& kept) const {
+    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
+               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
+    const auto make = [&](int tile) {
+      Tile own;
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
+      return StoredTile::of(own);
+    };
+    to += warp_ * 64 + lane_;
+#pragma unroll 1
+    for (int i = 0; i < kStored<kKept>; ++i) {
+      make(warp_ + kWarps * i).store(to);
+      to += 64 * kWarps;
+    }
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kKept); ++i) kept[i] = make(warp_ + kWarps * (kStored<kKept> + i));
+  }
+
+  // Tiles' spectra, times 2^-12 where kLess, change by change(own, the same tile's of `by` and `kept`, its place in
+  // memory) and go back.
+  template <bool kLess, std::size_t kKept, class Change>
+  __device__ __forceinline__ void tiles(const uint4* by, StoredTile next, const std::array<StoredTile, kKept>& kept,
+                                        const Change& change) const {
+    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
+               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
+               steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
+               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
+    int at = warp_ * 64 + lane_;
+    const auto one = [&](int tile, const auto& changed) {
+      Tile own;
+      unsigned char* chunks = chunks_of(tile);
+      make_tile(steps, right, along(between, tile), chunks, own);
+      changed(own);
+      at += 64 * kWarps;
+      take_tile(steps_back, down(between_back, tile), own, chunks);
+    };
+#pragma unroll 1
+    for (int i = 0; i < kStored<kKept>; ++i) {
+      one(warp_ + kWarps * i, [&](Tile& own) {
+        change(own, next, at);
+        if (i + 1 < kStored<kKept>) next.load(by + at + 64 * kWarps);
+      });
+    }
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(kKept); ++i) {
+      one(warp_ + kWarps * (kStored<kKept> + i), [&](Tile& own) { change(own, kept[i], at); });
+    }
+  }
+  // The same, added to what is at their places in `sums`, or, kFirst, put there.
+  template <bool kFirst, class Change>
+  __device__ __forceinline__ void tiles_added(uint4* sums, const uint4* by, StoredTile next,
+                                              const Change& change) const {
+    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
+               right = get<TileSteps>(memory_ + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane_);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
+    int at = warp_ * 64 + lane_;
+#pragma unroll 1
+    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
+      const int tile = warp_ + kWarps * i;
+      StoredTile before;
+      if constexpr (!kFirst) before.load(sums + at);
+      Tile own;
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
+      change(own, next, at);
+      if constexpr (!kFirst) before.with(own, Plus());
+      StoredTile::of(own).store(sums + at);
+      at += 64 * kWarps;
+      if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
+    }
+  }
+
+ private:
+  static constexpr int kRounds = kWholeQuads / kWarps;
+  template <std::size_t kKept>
+  static constexpr int kStored = kWholeTiles / kWarps - static_cast<int>(kKept);  // of a warp's tiles
+
+  std::uint32_t turn_ = 0;  // of the mbarrier
+};
+
+#endif
+
 // y. Spectra: kWholeSpectrum a block.
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<kLongest>();
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
@@ -58,7 +202,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // The filter's gradient, columns back and scales.
-__device__ __forceinline__ void sums_back(const WholeWarp<kLongest>& warp, const WholeCall& whole, std::int64_t number,
+__device__ __forceinline__ void sums_back(const LongestWarp& warp, const WholeCall& whole, std::int64_t number,
                                           const SummedScale& summed) {
   warp.columns_back<true>(whole.filter, number, 1.0f);
   store_scales<kLongest, WholeShape<kLongest>::kTogether>(whole, number, summed);
@@ -70,7 +214,7 @@ __device__ __forceinline__ void sums_back(const WholeWarp<kLongest>& warp, const
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<kLongest>();
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.gradients, items.first);
@@ -111,7 +255,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  auto warp = begin_whole<kLongest>();
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;

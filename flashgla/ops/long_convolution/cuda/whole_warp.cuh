@@ -2,9 +2,6 @@
 // units (units.cuh) become columns and tiles (matrices.cuh), and go back.
 #pragma once
 
-#include <array>
-#include <cstddef>
-
 #include "flashgla/ops/long_convolution/cuda/unit_rows.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
@@ -107,214 +104,13 @@ struct Plus {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// What a warp of a block does: of each four quads one (p), of each sixteen tiles one.
+// What a warp of a block does: of each four quads one (p), of each kWarps tiles one.
 template <int R>
 class WholeWarp {
  public:
   using Shape = WholeShape<R>;
   using Memory = WholeMemory<R>;
-  static constexpr int kWarps = kWholeWarps<R>, kRounds = kWholeQuads / kWarps;  // of a warp
-
-  __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
-      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
-
-  // Scales of units that TMA has been asked for, four in a lane.
-  struct Asked {
-    float4 scales;
-
-    template <bool kFilter>
-    __device__ __forceinline__ float common() const {
-      return common_of<kFilter>(scales);
-    }
-  };
-  // With a warp's first quad of them, which is asked for ahead of a barrier.
-  struct First : Asked {
-    const uint4* at;
-    uint4 words[2];
-  };
-  // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
-  template <bool kFilter>
-  static __device__ __forceinline__ float common_of(float4 scales) {
-    const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
-    float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
-#pragma unroll
-    for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
-    return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
-  }
-  // Of the channels of a line that a block has, by number.
-  __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number) const {
-    return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
-  }
-
-  // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
-  // 2^kMostUp.
-  __device__ __forceinline__ std::uint32_t ratios(float4 scales, int common) const {
-    const float2 own = warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
-    return pack({ratio(own.x, common), ratio(own.y, common)});
-  }
-  // Units to columns: a warp's quads from `begin` to `end`, of which number i has ratios(i) as its factors' lanes have
-  // them, and lies behind(the one before, i).
-  template <class Ratios, class Behind>
-  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
-                                          const Behind& behind) const {
-    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), lane_of(i)));
-      const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
-      next.at = behind(next.at, i + 1);
-      if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
-      uint4 chunks[4];
-      make_columns(steps, turns, tokens, chunks);
-      const int at = place.of_round(i);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
-    }
-  }
-  // Asks TMA for a block's units, once all of the block have read those before. Gives their scales.
-  __device__ __forceinline__ Asked ask(const Units& units, std::int64_t number) const {
-    if (threadIdx.x == 0) {
-      const std::uint32_t came = ptx::shared_address(memory_ + Memory::kCameAt);
-      ptx::mbarrier_arrive_expect(came, 2 * kWholePoints);
-      ptx::copy_bulk(ptx::shared_address(memory_ + Memory::kUnitsAt), units.data + number * kWholeSpectrum / 2,
-                     2 * kWholePoints, came);
-    }
-    return {scales(units, number)};
-  }
-  // These units to columns, by factors as above.
-  __device__ __forceinline__ void columns(const Asked& asked, int common) {
-    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const std::uint32_t own = ratios(asked.scales, common);
-    const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
-    const Place place(warp_, lane_);
-    ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
-    turn_ ^= 1;
-#pragma unroll 1
-    for (int i = 0; i < kRounds; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, lane_of(i)));
-      const uint4* from = units + 64 * kWarps * i;
-      const uint4 tokens[2] = {times(from[0], __low2half2(scales)), times(from[32], __high2half2(scales))};
-      uint4 chunks[4];
-      make_columns(steps, turns, tokens, chunks);
-      const int at = place.of_round(i);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
-    }
-  }
-
-  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
-  // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
-  template <bool kHalf, class Behind>
-  __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
-    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    to += 64 * warp_ + lane_;
-    const Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const int at = place.of_round(i);
-      uint4 chunks[4], out[2];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
-      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
-      to[0] = out[0];
-      to[32] = out[1];
-      to = behind(to, i + 1);
-    }
-  }
-  template <bool kHalf>
-  __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
-    columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kRounds,
-                        [](uint4* last, int /*i*/) { return last + 64 * kWarps; });
-  }
-
-  // Tiles to their spectrum, times 2^-12 where kLess: of a warp's last ones to `kept`, in registers, others' to memory.
-  template <bool kLess, std::size_t kKept>
-  __device__ __forceinline__ void tiles_to(uint4* to, std::array<StoredTile, kKept>& kept) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
-    const auto make = [&](int tile) {
-      Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
-      return StoredTile::of(own);
-    };
-    to += warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kStored<kKept>; ++i) {
-      make(warp_ + kWarps * i).store(to);
-      to += 64 * kWarps;
-    }
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(kKept); ++i) kept[i] = make(warp_ + kWarps * (kStored<kKept> + i));
-  }
-
-  // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
-  __device__ __forceinline__ StoredTile first_stored(const uint4* from) const {
-    StoredTile result;
-    result.load(from + warp_ * 64 + lane_);
-    return result;
-  }
-  // Tiles' spectra, times 2^-12 where kLess, change by change(own, the same tile's of `by` and `kept`, its place in
-  // memory) and go back.
-  template <bool kLess, std::size_t kKept, class Change>
-  __device__ __forceinline__ void tiles(const uint4* by, StoredTile next, const std::array<StoredTile, kKept>& kept,
-                                        const Change& change) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
-               steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
-               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
-    int at = warp_ * 64 + lane_;
-    const auto one = [&](int tile, const auto& changed) {
-      Tile own;
-      unsigned char* chunks = chunks_of(tile);
-      make_tile(steps, right, along(between, tile), chunks, own);
-      changed(own);
-      at += 64 * kWarps;
-      take_tile(steps_back, down(between_back, tile), own, chunks);
-    };
-#pragma unroll 1
-    for (int i = 0; i < kStored<kKept>; ++i) {
-      one(warp_ + kWarps * i, [&](Tile& own) {
-        change(own, next, at);
-        if (i + 1 < kStored<kKept>) next.load(by + at + 64 * kWarps);
-      });
-    }
-#pragma unroll
-    for (int i = 0; i < static_cast<int>(kKept); ++i) {
-      one(warp_ + kWarps * (kStored<kKept> + i), [&](Tile& own) { change(own, kept[i], at); });
-    }
-  }
-  // The same, added to what is at their places in `sums`, or, kFirst, put there.
-  template <bool kFirst, class Change>
-  __device__ __forceinline__ void tiles_added(uint4* sums, const uint4* by, StoredTile next,
-                                              const Change& change) const {
-    const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
-               right = get<TileSteps>(memory_ + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
-    int at = warp_ * 64 + lane_;
-#pragma unroll 1
-    for (int i = 0; i < kWholeTiles / kWarps; ++i) {
-      const int tile = warp_ + kWarps * i;
-      StoredTile before;
-      if constexpr (!kFirst) before.load(sums + at);
-      Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
-      change(own, next, at);
-      if constexpr (!kFirst) before.with(own, Plus());
-      StoredTile::of(own).store(sums + at);
-      at += 64 * kWarps;
-      if (i + 1 < kWholeTiles / kWarps) next.load(by + at);
-    }
-  }
-
- protected:
-  template <std::size_t kKept>
-  static constexpr int kStored = kWholeTiles / kWarps - static_cast<int>(kKept);  // of a warp's tiles
+  static constexpr int kWarps = kWholeWarps<R>;
 
   // Where a lane's four points of a quad lie, in bytes, of the warp's first and of round i.
   struct Place {
@@ -337,6 +133,63 @@ class WholeWarp {
     }
   };
 
+  __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
+      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
+
+  // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
+  template <bool kFilter>
+  static __device__ __forceinline__ float common_of(float4 scales) {
+    const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
+    float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
+#pragma unroll
+    for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
+    return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
+  }
+  // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
+  // 2^kMostUp.
+  __device__ __forceinline__ std::uint32_t ratios(float4 scales, int common) const {
+    const float2 own = warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
+    return pack({ratio(own.x, common), ratio(own.y, common)});
+  }
+
+  // Round i's units, already at one scale, to columns.
+  __device__ __forceinline__ void put_columns(const ColumnSteps& steps, const ColumnTurns& turns, const Place& place,
+                                              int i, const uint4 (&tokens)[2]) const {
+    uint4 chunks[4];
+    make_columns(steps, turns, tokens, chunks);
+    const int at = place.of_round(i);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
+  }
+  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
+  // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
+  template <bool kHalf, class Behind>
+  __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
+    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns::get<R, true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    to += 64 * warp_ + lane_;
+    const Place place(warp_, lane_);
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      const int at = place.of_round(i);
+      uint4 chunks[4], out[2];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
+      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
+      to[0] = out[0];
+      to[32] = out[1];
+      to = behind(to, i + 1);
+    }
+  }
+
+  // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
+  __device__ __forceinline__ StoredTile first_stored(const uint4* from) const {
+    StoredTile result;
+    result.load(from + warp_ * 64 + lane_);
+    return result;
+  }
+
+ protected:
   // Of a round's quad: where its scales are, and what the lanes of its channel have.
   __device__ __forceinline__ int lane_of(int i) const { return warp_ / 2 + kWarps / 2 * (i % 2) + i / 2 * 16; }
   template <class V>
@@ -369,20 +222,9 @@ class WholeWarp {
 
   unsigned char* memory_;
   int lane_, warp_;
-  std::uint32_t turn_ = 0;  // of the mbarrier
 };
 
 #endif
-
-// Units of kPoints tokens to the second cache, by one thread.
-template <int kPoints>
-__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
-  if (threadIdx.x == 0) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
-                 "n"(2 * kPoints)
-                 : "memory");
-  }
-}
 
 // What blocks do in turns: items, each of as many neighbouring channels as a block has. Item i of line n is number
 // n all + i.
