@@ -180,7 +180,7 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
                                           const Behind& behind) const {
     const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const auto turns = ColumnTurns<R>::template get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     const typename Base::Place place(warp_, lane_);
 #pragma unroll 1
     for (int i = begin; i < end; ++i) {

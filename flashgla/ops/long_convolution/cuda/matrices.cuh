@@ -9,11 +9,12 @@
 // exchange through shared memory, tiles (s1, s2) -> (k3, k4), of which each has 256 points. Back, a tile begins with
 // k4, its last, whose sums lie as a right side transposed.
 //
-// The eight columns of a product are R values of t2 and 8 / R of s2. The R x R matrices over t2 stand along the
-// diagonal then.
+// The eight columns of a product are two of s1, so that sums are pairs of these, R values of t2 and 4 / R of s2; of
+// R = 8 those of t2 alone. The R x R matrices over t2 stand along the diagonal then.
 //
 // Points in shared memory: [channel][k1 + 16 k2] tiles of 64 chunks of 16 bytes, [s2][p], in which s1 is 2 p, 2 p + 1,
-// 2 p + 8 and 2 p + 9: pairs of them, real parts first. These are a lane's parts of a product's right side.
+// 2 p + 8 and 2 p + 9: pairs of them, each real and imaginary parts. These are a lane's parts of a product's right
+// side.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -30,14 +31,15 @@ constexpr int kWholeTiles = kWholePoints / 256, kWholeQuads = kWholePoints / 512
 template <int R>
 struct WholeShape {
   static_assert(R == 1 || R == 2 || R == 4 || R == 8);
-  static constexpr int kPoints = 4096 * R, kTogether = 8 / R;  // the latter of s2 in a product
+  static constexpr int kPoints = 4096 * R, kTogether = 8 / R;  // the latter of s2 in a quad
   static constexpr int kTiles = kWholeTiles / kTogether, kQuads = kWholeQuads / kTogether;  // of a channel
 
   // A chunk's place in its tile, such that neither lanes that have one chunk of many tiles nor those that have one
   // tile's meet in a bank.
   static constexpr __host__ __device__ int placed(int chunk, int tile) {
-    constexpr int kOdd = R == 8 ? 2 : R == 4 ? 1 : R == 2 ? 1 : 2;
-    return chunk ^ (chunk >> 3 & 3) ^ (tile >> 5 & (R == 8 ? 3 : R == 4 ? 1 : 0)) ^ (tile & 1) << kOdd;
+    if constexpr (R == 8) return chunk ^ (chunk >> 3 & 3) ^ (tile >> 5 & 3) ^ (tile & 1) << 2;
+    if constexpr (R == 1) return chunk ^ (chunk >> 3 & 1) ^ (tile & 1) << 1;
+    return chunk ^ (tile >> 4 & 1) ^ (tile & 1) << 1 ^ (tile >> 5 & 1) << 2;
   }
 };
 
@@ -45,6 +47,22 @@ struct WholeShape {
 
 __device__ __forceinline__ __half2 as_pair(std::uint32_t word) { return *reinterpret_cast<__half2*>(&word); }
 __device__ __forceinline__ std::uint32_t as_word(__half2 pair) { return *reinterpret_cast<std::uint32_t*>(&pair); }
+
+// Of shared memory, values that threads keep: the compiler would read them anew in each round of a loop.
+__device__ __forceinline__ uint4 load_kept(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(ptx::shared_address(from)));
+  return words;
+}
+__device__ __forceinline__ uint2 load_kept(const uint2* from) {
+  uint2 words;
+  asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "r"(ptx::shared_address(from)));
+  return words;
+}
 
 struct Words {
   std::uint32_t x, y;
@@ -113,86 +131,128 @@ __device__ __forceinline__ void add_matrix(std::uint32_t (&d)[2], const std::uin
 
 // ---- what lanes keep of the constants; `row` and `pair` of a lane are its place in a matrix ----
 
-// The products of columns, whose matrices are in shared memory, 8 x 8 at a time, and go to lanes transposed on the way
-// back. The first, over t1 or k1, is of real numbers in or out.
+// The products of columns. The first, over t1 or k1, is of real numbers in or out: its lanes' parts of the real and the
+// imaginary parts of e^(-2 pi i (k - 1/4) t / 16), back transposed.
 struct ColumnSteps {
-  static constexpr int kBytes = 1024;  // real and imaginary parts of e^(-2 pi i (k - 1/4) t / 16), [k half][t half]
+  static constexpr int kBytes = 2 * 2 * 32 * 16;  // forward, back; real, imaginary parts
   std::uint32_t real[4], imaginary[4];
 
   // All of the block must come here.
   static __device__ void fill(unsigned char* memory, int thread, int threads) {
-    auto* to = reinterpret_cast<__half*>(memory);
-    for (int item = thread; item < 256; item += threads) {
-      const int k = item / 16, t = item % 16, at = (k / 8 * 2 + t / 8) * 64 + k % 8 * 8 + t % 8;
-      const float2 turn = circle((static_cast<float>(k) - 0.25f) * static_cast<float>(t) / 16.0f);
-      to[at] = __float2half_rn(turn.x);
-      to[at + 256] = __float2half_rn(-turn.y);
+    for (int item = thread; item < 2 * 2 * 32 * 4; item += threads) {
+      const int word = item % 4, lane = item / 4 % 32, imaginary = item / 128 % 2, back = item / 256,
+                down = lane / 4 + word % 2 * 8, along = 2 * (lane % 4) + word / 2 * 8;
+      float values[2];
+      for (int j = 0; j < 2; ++j) {
+        const int k = back ? along + j : down, t = back ? down : along + j;
+        const float2 turn = circle((static_cast<float>(k) - 0.25f) * static_cast<float>(t) / 16.0f);
+        values[j] = imaginary ? -turn.y : turn.x;
+      }
+      reinterpret_cast<std::uint32_t*>(memory)[item] = pack({values[0], values[1]});
     }
   }
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   template <bool kBack>
   static __device__ __forceinline__ ColumnSteps get(const unsigned char* memory, int lane) {
-    const int part = lane / 8, block = kBack ? part : part % 2 * 2 + part / 2;
-    const std::uint32_t at = ptx::shared_address(memory) + static_cast<std::uint32_t>(block * 128 + lane % 8 * 16);
-    ColumnSteps result;
-    if constexpr (kBack) {
-      ptx::load_matrix_4_transposed(result.real, at);
-      ptx::load_matrix_4_transposed(result.imaginary, at + 512);
-    } else {
-      ptx::load_matrix_4(result.real, at);
-      ptx::load_matrix_4(result.imaginary, at + 512);
+    const auto* from = reinterpret_cast<const uint4*>(memory) + (kBack ? 64 : 0) + lane;
+    const uint4 real = load_kept(from), imaginary = load_kept(from + 32);
+    return {{real.x, real.y, real.z, real.w}, {imaginary.x, imaginary.y, imaginary.z, imaginary.w}};
+  }
+};
+// The turns between the two, of one s1 (R = 8) or a pair of them, and the second product, over t2 or k2. That one has
+// R x R times a real and an imaginary part, and differs by s1: together they make e^(-2 pi i (k1 + 16 k2 - 1/4) s1 /
+// (256 R)) too. Back the second's are 1 / R of it, so that nothing leaves f16's range.
+template <int R>
+struct ColumnTurns {
+  static constexpr int kHalf = 4 * 2 * R * 8 * 16;  // forward or back
+  // [p][s1 half][t2][row] and, back, [p][s1 half][s1 of a pair][t2][lane % 4] of words of k1 and k1 + 8, then the
+  // second product's [p][s1 half][s1 of a pair][k2][t2], in the word's half of that s1
+  static constexpr int kBytes = 2 * kHalf + 4 * 2 * 2 * R * R * static_cast<int>(sizeof(Words));
+  Words between[2][2];  // [s1 half][k1 half]
+  Words second[2];      // cosine and sine
+
+  // e^(-2 pi i (k1 - 1/4) (16 t2 + s1) / (256 R)) of two, two(j) of which gives k1 and s1.
+  template <class Two>
+  static __device__ Words between_of(int t2, const Two& two) {
+    return words_of(1.0f, [&](int j) {
+      const int2 at = two(j);
+      return (static_cast<float>(at.x) - 0.25f) * static_cast<float>(16 * t2 + at.y) / (256.0f * R);
+    });
+  }
+  // All of the block must come here.
+  static __device__ void fill(unsigned char* memory, int thread, int threads) {
+    for (int item = thread; item < 2 * kHalf / 16; item += threads) {
+      const bool back = item >= kHalf / 16;
+      const int own = back ? item - kHalf / 16 : item, part = own / (8 * R), rest = own % (8 * R),
+                s1 = 2 * (part / 2) + 8 * (part % 2), t2 = back ? rest / 4 % R : rest / 8;
+      const auto of = [&](int half) {
+        return between_of(t2, [&](int j) {
+          return back ? make_int2(8 * half + 2 * (rest % 4) + j, s1 + rest / (4 * R))
+                      : make_int2(8 * half + rest % 8, s1 + j);
+        });
+      };
+      const Words low = of(0), high = of(1);
+      reinterpret_cast<uint4*>(memory)[item] = make_uint4(low.x, low.y, high.x, high.y);
+    }
+    auto* second = reinterpret_cast<Words*>(memory + 2 * kHalf);
+    for (int item = thread; item < 4 * 2 * 2 * R * R; item += threads) {
+      const int t2 = item % R, k2 = item / R % R, odd = item / (R * R) % 2, part = item / (2 * R * R),
+                s1 = 2 * (part / 2) + 8 * (part % 2) + odd;
+      const float2 turn = circle(static_cast<float>(k2 * (16 * t2 + s1)) / (16.0f * R));
+      second[item] = {pack({odd ? 0.0f : turn.x, odd ? turn.x : 0.0f}),
+                      pack({odd ? 0.0f : turn.y, odd ? turn.y : 0.0f})};
+    }
+  }
+  template <bool kBack>
+  static __device__ __forceinline__ ColumnTurns get(const unsigned char* memory, int p, int lane) {
+    const int column = lane / 8, other = lane % 4,
+              odd = lane / 4 % 2;  // of the second: its column and the pair of rows
+    ColumnTurns result;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int part = 2 * p + half;
+      const int at = kBack ? (odd * R + column % R) * 4 + other : other % R * 8 + lane / 4;
+      const uint4 words = load_kept(reinterpret_cast<const uint4*>(memory + (kBack ? kHalf : 0)) + part * 8 * R + at);
+      result.between[half][0] = {words.x, words.y};
+      result.between[half][1] = {words.z, words.w};
+      const int k2 = (kBack ? other : column) % R, t2 = (kBack ? column : other) % R;
+      const uint2 turn =
+          load_kept(reinterpret_cast<const uint2*>(memory + 2 * kHalf) + ((2 * part + odd) * R + k2) * R + t2);
+      Words own{turn.x, turn.y};
+      if constexpr (kBack && R > 1) {
+        const __half2 scale = __float2half2_rn(1.0f / R);
+        own = {as_word(__hmul2(as_pair(own.x), scale)), as_word(__hmul2(as_pair(own.y), scale))};
+      }
+      result.second[half] = column / R == other / R ? own : Words{0, 0};
     }
     return result;
   }
-#endif
 };
-// The second, over t2 or k2, has R x R times a real and an imaginary part, and differs by s1, as the turns between the
-// two do: together they make e^(-2 pi i (k1 + 16 k2 - 1/4) s1 / (256 R)) too. Of R up to 2 its lanes' words are kept
-// without the zeros.
-struct ColumnTurns {
-  static constexpr int kBetweenBytes = 16 * 512;  // [s1][real, imaginary][k1][column]
-  // [forward, back][s1][k2 or column % R], Words; or [s1][cosine, sine][k2][column]
-  template <int R>
-  static constexpr int kBytes = kBetweenBytes + (R <= 2 ? 2 * 16 * R * 8 : 16 * 256);
-  Words between[4][2];  // [s1 of a quad]
-  Words second[4];      // cosine and sine
+template <>
+struct ColumnTurns<8> {
+  static constexpr int R = 8, kBetweenBytes = 16 * 512;    // [s1][real, imaginary][k1][t2]
+  static constexpr int kBytes = kBetweenBytes + 16 * 256;  // [s1][cosine, sine][k2][t2]
+  Words between[4][2];                                     // [s1 of a quad]
+  Words second[4];                                         // cosine and sine
 
-  template <int R>
   static __device__ void fill(unsigned char* memory, int thread, int threads) {
     auto* between = reinterpret_cast<__half*>(memory);
     for (int item = thread; item < 16 * 128; item += threads) {
-      const int s1 = item / 128, k = item / 8 % 16, t = item % 8 % R, at = s1 * 256 + item % 128;
+      const int s1 = item / 128, k = item / 8 % 16, t = item % 8, at = s1 * 256 + item % 128;
       const float2 turn = circle((static_cast<float>(k) - 0.25f) * static_cast<float>(16 * t + s1) / (256.0f * R));
       between[at] = __float2half_rn(turn.x);
       between[at + 128] = __float2half_rn(-turn.y);
     }
-    if constexpr (R <= 2) {
-      auto* second = reinterpret_cast<Words*>(memory + kBetweenBytes);
-      for (int item = thread; item < 2 * 16 * R; item += threads) {
-        const int s1 = item / R % 16, own = item % R;
-        const bool back = item >= 16 * R;
-        const auto of = [&](int other) {
-          const int k2 = back ? other : own, column = back ? own : other;
-          if (other >= R) return make_float2(0.0f, 0.0f);
-          const float2 turn = circle(static_cast<float>(k2 * (16 * column + s1)) / (16.0f * R));
-          return make_float2(turn.x / (back ? R : 1), turn.y / (back ? R : 1));
-        };
-        const float2 a = of(0), b = of(1);
-        second[item] = {pack({a.x, b.x}), pack({a.y, b.y})};
-      }
-    } else {
-      auto* second = reinterpret_cast<__half*>(memory + kBetweenBytes);
-      for (int item = thread; item < 16 * 64; item += threads) {
-        const int s1 = item / 64, row = item / 8 % 8, column = item % 8, at = s1 * 128 + item % 64;
-        const float2 turn = circle(static_cast<float>(row % R * (16 * (column % R) + s1)) / (16.0f * R));
-        second[at] = __float2half_rn(row / R == column / R ? turn.x : 0.0f);
-        second[at + 64] = __float2half_rn(row / R == column / R ? turn.y : 0.0f);
-      }
+    auto* second = reinterpret_cast<__half*>(memory + kBetweenBytes);
+    for (int item = thread; item < 16 * 64; item += threads) {
+      const int s1 = item / 64, row = item / 8 % 8, column = item % 8, at = s1 * 128 + item % 64;
+      const float2 turn = circle(static_cast<float>(row * (16 * column + s1)) / (16.0f * R));
+      second[at] = __float2half_rn(turn.x);
+      second[at + 64] = __float2half_rn(turn.y);
     }
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // Of a quad's s1: 2 p, 2 p + 1, and eight on. Back the second are 1 / R of it, so that nothing leaves f16's range.
-  template <int R, bool kBack>
+  // Of a quad's s1: 2 p, 2 p + 1, and eight on.
+  template <bool kBack>
   static __device__ __forceinline__ ColumnTurns get(const unsigned char* memory, int p, int lane) {
     const auto load = [&](std::uint32_t(&words)[4], int at) {
       const std::uint32_t from = ptx::shared_address(memory) + static_cast<std::uint32_t>(at + lane * 16);
@@ -210,25 +270,14 @@ struct ColumnTurns {
       result.between[i][0] = {words[0], words[2]};
       result.between[i][1] = {words[1], words[3]};
     }
-    if constexpr (R <= 2) {
-      const int row = lane / 4, pair = lane % 4;
-      const auto* from = reinterpret_cast<const Words*>(memory + kBetweenBytes) + (kBack ? 16 : 0) * R + row % R;
+    const __half2 scale = __float2half2_rn(kBack ? 1.0f / R : 1.0f);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        Words own = from[(2 * p + i % 2 + i / 2 * 8) * R];
-        if constexpr (R == 1) own = {own.x << row % 2 * 16, own.y << row % 2 * 16};
-        result.second[i] = row / 2 == pair ? own : Words{0, 0};
-      }
-    } else {
-      const __half2 scale = __float2half2_rn(kBack ? 1.0f / R : 1.0f);
+    for (int i = 0; i < 4; i += 2) {
+      load(words, kBetweenBytes + 256 * (2 * p + i * 4));
 #pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        load(words, kBetweenBytes + 256 * (2 * p + i * 4));
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          result.second[i + j] = {as_word(__hmul2(as_pair(words[2 * j]), scale)),
-                                  as_word(__hmul2(as_pair(words[2 * j + 1]), scale))};
-        }
+      for (int j = 0; j < 2; ++j) {
+        result.second[i + j] = {as_word(__hmul2(as_pair(words[2 * j]), scale)),
+                                as_word(__hmul2(as_pair(words[2 * j + 1]), scale))};
       }
     }
     return result;
@@ -318,39 +367,46 @@ __device__ __forceinline__ uint4 times(uint4 words, __half2 by) {
   return {one(words.x), one(words.y), one(words.z), one(words.w)};
 }
 
-// Of a quad's tokens, [half][s1][t1 half] pairs of t1: a lane's four points' chunks.
-__device__ __forceinline__ void make_columns(const ColumnSteps& steps, const ColumnTurns& turns,
+// Of a quad's tokens, [s1 half][s2 half, of R = 8 s1][t1 half] pairs of t1: a lane's four points' chunks, [k1 half][s2
+// half], of R = 8 [k1 half][k2].
+template <int R>
+__device__ __forceinline__ void make_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns,
                                              const uint4 (&tokens)[2], uint4 (&chunks)[4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::uint32_t own[4] = {tokens[half].x, tokens[half].y, tokens[half].z, tokens[half].w};
-    Words all[2][2];  // [s1][row half], pairs of columns
+    Words all[2][2];  // [i][k1 half], pairs of columns
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int s1 = 2 * half + i;
+      const int kind = R == 8 ? 2 * half + i : half;
       Words low, high;
       set_matrix(low.x, high.x, steps.real, own[2 * i], own[2 * i + 1]);
       set_matrix(low.y, high.y, steps.imaginary, own[2 * i], own[2 * i + 1]);
-      low.turn<false>(turns.between[s1][0]);
-      high.turn<false>(turns.between[s1][1]);
+      low.turn<false>(turns.between[kind][0]);
+      high.turn<false>(turns.between[kind][1]);
       const std::uint32_t left[4] = {low.x, high.x, low.y, high.y};
-      const Words second = turns.second[s1];
+      const Words second = turns.second[kind];
       set_matrix(all[i][0].x, all[i][1].x, left, second.x, second.y);
       set_matrix(all[i][0].y, all[i][1].y, left, negative(second.y), second.x);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const unsigned part = i % 2 == 0 ? 0x5410 : 0x7632;
-      (half == 0 ? chunks[i].x : chunks[i].y) = __byte_perm(all[0][i / 2].x, all[1][i / 2].x, part);
-      (half == 0 ? chunks[i].z : chunks[i].w) = __byte_perm(all[0][i / 2].y, all[1][i / 2].y, part);
+      Words own_chunk = all[i % 2][i / 2];
+      if constexpr (R == 8) {
+        const unsigned part = i % 2 == 0 ? 0x5410 : 0x7632;  // from pairs of k2 to pairs of s1
+        own_chunk = {__byte_perm(all[0][i / 2].x, all[1][i / 2].x, part),
+                     __byte_perm(all[0][i / 2].y, all[1][i / 2].y, part)};
+      }
+      (half == 0 ? chunks[i].x : chunks[i].z) = own_chunk.x;
+      (half == 0 ? chunks[i].y : chunks[i].w) = own_chunk.y;
     }
   }
 }
 
-// Back: a quad's results, [half][s1][t1 half] pairs of columns, in bf16 times a power of two, `scale`, or, kHalf, in
-// f16 as they are.
-template <bool kHalf>
-__device__ __forceinline__ void take_columns(const ColumnSteps& steps, const ColumnTurns& turns,
+// Back: a quad's results, [s1 half][s2 half, of R = 8 s1][t1 half] pairs of columns, in bf16 times a power of two,
+// `scale`, or, kHalf, in f16 as they are.
+template <bool kHalf, int R>
+__device__ __forceinline__ void take_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns,
                                              const uint4 (&chunks)[4], float scale, uint4 (&to)[2]) {
   const std::uint32_t scales = ptx::pack_bf16(scale, scale);
   const auto packed = [&](float a, float b) {
@@ -361,17 +417,24 @@ __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const Col
     std::uint32_t out[4];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int s1 = 2 * half + i;
-      const unsigned part = i == 0 ? 0x5410 : 0x7632;  // from pairs of s1 to pairs of k2
-      const Words second = turns.second[s1];
+      const int kind = R == 8 ? 2 * half + i : half;
+      const Words second = turns.second[kind];
       const std::uint32_t left[4] = {second.x, second.y, negative(second.y), second.x};
       Words turned[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 &a = chunks[2 * r], &b = chunks[2 * r + 1];
-        set_matrix(turned[r].x, turned[r].y, left, __byte_perm(half == 0 ? a.x : a.y, half == 0 ? b.x : b.y, part),
-                   __byte_perm(half == 0 ? a.z : a.w, half == 0 ? b.z : b.w, part));
-        turned[r].turn<true>(turns.between[s1][r]);
+        const auto words = [&](int of) {
+          const uint4& chunk = chunks[2 * r + of];
+          return half == 0 ? Words{chunk.x, chunk.y} : Words{chunk.z, chunk.w};
+        };
+        Words own = words(i);
+        if constexpr (R == 8) {
+          const unsigned part = i == 0 ? 0x5410 : 0x7632;  // from pairs of s1 to pairs of k2
+          const Words a = words(0), b = words(1);
+          own = {__byte_perm(a.x, b.x, part), __byte_perm(a.y, b.y, part)};
+        }
+        set_matrix(turned[r].x, turned[r].y, left, own.x, own.y);
+        turned[r].template turn<true>(turns.between[kind][r]);
       }
       float y[4];
       set_matrix(y, steps.real, turned[0].x, turned[1].x);
@@ -408,7 +471,7 @@ __device__ __forceinline__ void make_tile(const TileSteps& steps, const TileStep
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const uint4 chunk = *reinterpret_cast<const uint4*>(from + 512 * n);
-    const Words low{chunk.x, chunk.z}, high{chunk.y, chunk.w};
+    const Words low{chunk.x, chunk.y}, high{chunk.z, chunk.w};
     first[n][0] = left_product(steps.even, sum(low, high));
     first[n][1] = left_product(steps.odd, difference(low, high));
 #pragma unroll
@@ -435,7 +498,7 @@ __device__ __forceinline__ void take_tile(const TileSteps& steps, const TileTurn
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const Words low = sum(even[n], odd[n]), high = difference(even[n], odd[n]);
-    *reinterpret_cast<uint4*>(to + 512 * n) = make_uint4(low.x, high.x, low.y, high.y);
+    *reinterpret_cast<uint4*>(to + 512 * n) = make_uint4(low.x, low.y, high.x, high.y);
   }
 }
 

@@ -30,13 +30,14 @@ struct Units {
   }
 };
 
-// Token of a row in shared memory: [s1][t1 half][column][t1], of results [s1][t1 half][t1][column]. Sums of rows that
-// have no bit in common are rows of sums.
+// Token of a row in shared memory: [s2 half, of 32,768 points s1][t1 half][column][t1], of results [..][t1][column].
+// Sums of rows that have no bit in common are rows of sums.
 template <int R, bool kResults>
 __device__ __forceinline__ constexpr int token_of_row(int row) {
   const int low = row % 8, high = row / 8 % 8, t1 = row / 64 % 2 * 8 + (kResults ? high : low),
-            column = kResults ? low : high;
-  return 256 * R * t1 + 256 * (column % R) + column / R + row / 128 * 16;
+            column = kResults ? low : high, first = 256 * R * t1;
+  if constexpr (R == 8) return first + 256 * column + row / 128 * 16;
+  return first + 256 * (column / 2 % R) + column / 2 / R + column % 2 * 16 + row / 128 * (4 / R);
 }
 template <int R>
 __device__ __forceinline__ int token_of_unit(int unit) {

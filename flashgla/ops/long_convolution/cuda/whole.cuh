@@ -53,7 +53,7 @@ class LongestWarp : public WholeWarp<kLongest> {
   // These units to columns, at a channel's exponent field `common`.
   __device__ __forceinline__ void columns(const Asked& asked, int common) {
     const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<kLongest, false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const auto turns = ColumnTurns<kLongest>::get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     const std::uint32_t own = ratios(asked.scales, common);
     const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
     const Place place(warp_, lane_);

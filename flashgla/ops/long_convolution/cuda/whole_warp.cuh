@@ -29,7 +29,7 @@ struct WholeMemory {
   static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);  // turns by s2, uint4 [tile][4]
   static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
-  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns::kBytes<R>;  // forward, back, of filters
+  static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns<R>::kBytes;  // forward, back, of filters
   static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // forward, back
   static constexpr int kUnitsAt =
       kBetweenAt + 2 * kLanesBytes<TileTurns>;  // of more than 16,384 the next columns' units
@@ -51,7 +51,7 @@ struct WholeMemory {
       reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
     }
     ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
-    ColumnTurns::fill<R>(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
+    ColumnTurns<R>::fill(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     if (warp == 2) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
     if (warp == 3) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
     // A filter's spectrum comes below 2^-4.
@@ -117,9 +117,10 @@ class WholeWarp {
     int first;
 
     __device__ __forceinline__ Place(int warp, int lane) {
-      const int column = 2 * (lane % 4), member = warp / Shape::kQuads, own = warp % Shape::kQuads;
-      const int tile = lane / 4 + 16 * (column % R), chunk = (own / 4 * Shape::kTogether + column / R) * 4 + own % 4;
-      first = (member * Shape::kTiles + tile) * 1024 + Shape::placed(chunk, tile) * 16;
+      // Of R = 8 its first column's chunk is the next tile row's.
+      const int column = R == 8 ? 2 * (lane % 4) : lane % 4, tile = lane / 4 + 16 * (column % R),
+                chunk = (warp / 4 * Shape::kTogether + column / R) * 4 + warp % 4;
+      first = tile * 1024 + Shape::placed(chunk, tile) * 16;
     }
     // Quads of a warp are kWarps apart: of a channel so many chunks, or a channel. Two rounds are of one part.
     __device__ __forceinline__ int of_round(int i) const {
@@ -128,7 +129,7 @@ class WholeWarp {
       return first + i % 2 * kStep + i / 2 * kPartBytes<R>;
     }
     static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
-      const int other = R == 1 ? at ^ 64 : at + 16 * 1024;
+      const int other = R == 8 ? at + 16 * 1024 : at ^ 256 / R;
       return reinterpret_cast<uint4*>(memory + (point % 2 == 0 ? at : other) + point / 2 * 8 * 1024);
     }
   };
@@ -153,7 +154,7 @@ class WholeWarp {
   }
 
   // Round i's units, already at one scale, to columns.
-  __device__ __forceinline__ void put_columns(const ColumnSteps& steps, const ColumnTurns& turns, const Place& place,
+  __device__ __forceinline__ void put_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns, const Place& place,
                                               int i, const uint4 (&tokens)[2]) const {
     uint4 chunks[4];
     make_columns(steps, turns, tokens, chunks);
@@ -166,7 +167,7 @@ class WholeWarp {
   template <bool kHalf, class Behind>
   __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
     const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns::get<R, true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const auto turns = ColumnTurns<R>::template get<true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     to += 64 * warp_ + lane_;
     const Place place(warp_, lane_);
 #pragma unroll 1
@@ -175,7 +176,7 @@ class WholeWarp {
       uint4 chunks[4], out[2];
 #pragma unroll
       for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
-      take_columns<kHalf>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
+      take_columns<kHalf, R>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
       to[0] = out[0];
       to[32] = out[1];
       to = behind(to, i + 1);
