@@ -108,11 +108,12 @@ class HalvesWarp : public WholeWarp<R> {
   template <bool kFirst, bool kBoth>
   __device__ __forceinline__ void tiles() const {
     const Constants all(memory_, lane_);
+    TileTurns along = this->turns_of(warp_, false);
 #pragma unroll 1
     for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns along = this->along(all.between, tile), down = this->down(all.between_back, tile);
+      const TileTurns down = this->turns_of(tile, true);
       Tile filter, first, second;
       make_tile(all.steps, all.steps, along, chunks, first);
       if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kPartBytes<R>, second);
@@ -122,6 +123,7 @@ class HalvesWarp : public WholeWarp<R> {
       } else {
         kept(tile).with(filter, [](Words& to, Words from) { to = from; });
       }
+      if (i + 1 < kPartTiles<R> / Base::kWarps) along = this->turns_of(tile + Base::kWarps, false);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         first[k / 2][k % 2].template turn<false>(filter[k / 2][k % 2]);
@@ -142,11 +144,12 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ void gradient_tiles(uint4* filter, StoredTile next, Step step) const {
     const Constants all(memory_, lane_);
     filter += warp_ * 64 + lane_;
+    TileTurns along = this->turns_of(warp_, false);
 #pragma unroll 1
     for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns along = this->along(all.between, tile), down = this->down(all.between_back, tile);
+      const TileTurns down = this->turns_of(tile, true);
       Tile dy, x;
       make_tile(all.steps, all.steps, along, chunks, dy);
       make_tile(all.steps, all.less, along, chunks + kPartBytes<R>, x);
@@ -163,6 +166,7 @@ class HalvesWarp : public WholeWarp<R> {
         TimesConjugate()(dy, next, 0);
         if (i + 1 < kPartTiles<R> / Base::kWarps) next.load(filter + 64 * Base::kWarps);
       }
+      if (i + 1 < kPartTiles<R> / Base::kWarps) along = this->turns_of(tile + Base::kWarps, false);
       filter += 64 * Base::kWarps;
       if (step.end) {
         take_tile(all.back, down, x, chunks + kPartBytes<R>);
@@ -194,14 +198,11 @@ class HalvesWarp : public WholeWarp<R> {
   // Of tiles.
   struct Constants {
     TileSteps steps, back, less;  // less: of spectra times 2^-12
-    TileTurns between, between_back;
 
     __device__ __forceinline__ Constants(const unsigned char* memory, int lane)
         : steps(get<TileSteps>(memory + Memory::kStepsAt, lane)),
           back(get<TileSteps>(memory + Memory::kStepsAt + kLanesBytes<TileSteps>, lane)),
-          less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)),
-          between(get<TileTurns>(memory + Memory::kBetweenAt, lane)),
-          between_back(get<TileTurns>(memory + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane)) {}
+          less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)) {}
   };
   // Where a warp's next quad is, the first and the second sequence's units being there.
   template <class Word>
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     halves_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
-  const Warp warp(begin_whole<R>());
+  const Warp warp(begin_whole<R>(whole));
   const Items<Warp::kTogether> items(whole);
   const int lines = static_cast<int>(whole.call.lines);
   const auto number_of = [&](int n, int item) { return std::int64_t{n} * items.all + item; };
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     halves_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
-  const Warp warp(begin_whole<R>());
+  const Warp warp(begin_whole<R>(whole));
   const Items<Warp::kTogether> items(whole);
   const bool of_dy = threadIdx.x % 32 >= 16;
   uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kPartSpectrum<R>;

@@ -311,31 +311,33 @@ struct alignas(16) TileSteps {
     return result;
   }
 };
-// The turns between them, e^(-2 pi i s2 k3 / 256): forward of s2 = 2 pair and the next, and 8 on, and k3 = 2 row and
-// the next; back of s2 = row and 8 on, and k3 = 4 pair and 2 on, and the next of both.
+// The turns between them and those by s2, e^(-2 pi i s2 (k3 / 256 + (k1 + 16 k2 - 1/4) / kPoints)): forward of s2 = 2
+// pair and the next, and 8 on, and k3 = 2 row and the next; back of s2 = row and 8 on, and k3 = 4 pair and 2 on, and
+// the next of both. A tile's lanes' lie in memory, [tile][forward, back][s2 half][lane] uint4.
 struct alignas(16) TileTurns {
-  Words by[2][2];  // [s2][k3]
+  static constexpr int kOfTile = 2 * 2 * 32;
+  Words by[2][2];  // [s2 half][k3]
 
-  template <bool kBack>
-  static __device__ TileTurns of(int row, int pair) {
-    TileTurns result;
-    for (int i = 0; i < 4; ++i) {
-      result.by[i / 2][i % 2] = words_of(1.0f, [&](int j) {
-        const int s2 = 8 * (i / 2) + (kBack ? row : 2 * pair + j), k3 = i % 2 + 2 * (kBack ? 2 * pair + j : row);
-        return static_cast<float>(s2 * k3) / 256.0f;
+  // A lane's of one s2 half, number `item` of a tile's.
+  template <int R>
+  static __device__ uint4 of(int tile, int item) {
+    const int row = item / 4 % 8, pair = item % 4, half = item / 32 % 2;
+    const bool back = item >= 64;
+    const auto one = [&](int k3) {
+      return words_of(1.0f, [&](int j) {
+        const int s2 = 8 * half + (back ? row : 2 * pair + j), k = k3 + 2 * (back ? 2 * pair + j : row);
+        return static_cast<float>(s2) *
+               (static_cast<float>(k) / 256.0f +
+                (static_cast<float>(tile) - 0.25f) / static_cast<float>(WholeShape<R>::kPoints));
       });
-    }
-    return result;
+    };
+    const Words a = one(0), b = one(1);
+    return {a.x, a.y, b.x, b.y};
   }
-  // Those of a tile, with e^(-2 pi i s2 (k1 + 16 k2 - 1/4) / kPoints) for a lane's s2 or pairs of them.
-  __device__ __forceinline__ TileTurns of_tile(Words low, Words high) const {
-    TileTurns result = *this;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      result.by[0][r].turn<false>(low);
-      result.by[1][r].turn<false>(high);
-    }
-    return result;
+  static __device__ __forceinline__ TileTurns get(const uint4* table, int tile, bool back, int lane) {
+    const uint4* from = table + (2 * tile + (back ? 1 : 0)) * (kOfTile / 2) + lane;
+    const uint4 low = __ldg(from), high = __ldg(from + 32);
+    return {{{{low.x, low.y}, {low.z, low.w}}, {{high.x, high.y}, {high.z, high.w}}}};
   }
 };
 

@@ -19,7 +19,8 @@ struct WholeCall {
   const void* skip;
   bool wide_skip;  // f32
   float *dfilter, *dskip, *products;
-  int* done;  // of each group of kUnitChannels how many items have their results
+  uint4* turns;  // of tiles
+  int* done;     // of each group of kUnitChannels how many items have their results
 
   __host__ __device__ __forceinline__ bool backward() const { return chunks > 0; }
 };
@@ -278,6 +279,10 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
   if (kOf == UnitsOf::filter) {
     flashgla::cuda::wait_for_previous();
     if (number < groups && threadIdx.x == 0) whole.done[number] = 0;
+    if (number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
+      const int item = static_cast<int>(threadIdx.x);
+      whole.turns[number * TileTurns::kOfTile + item] = TileTurns::of<R>(number, item);
+    }
   }
   // Not of a call's last: blocks of the next call's first would wait where these are still writing.
   if (kOf != UnitsOf::sums && (kOf != UnitsOf::results || whole.backward())) flashgla::cuda::release_next();

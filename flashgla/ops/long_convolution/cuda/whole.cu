@@ -83,6 +83,8 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
                                           : 0;
   auto* spectra =
       static_cast<uint4*>(floats(Shape({blocks_at_once<R>(context), 4 * waiting}), "long_convolution: filters").data);
+  auto* turns = static_cast<uint4*>(
+      floats(Shape({cuda::WholeShape<R>::kTiles, 4 * cuda::TileTurns::kOfTile}), "long_convolution: turns").data);
   auto* done = static_cast<int*>(floats(Shape({channels / kAcross}), "long_convolution: done").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
   const TensorView products = floats(sums, "long_convolution: sums");
@@ -100,6 +102,7 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
                                 views.dfilter,
                                 backward ? views.dskip.as<float>() : nullptr,
                                 products.as<float>(),
+                                turns,
                                 done};
     const auto aligned = [](const float* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
     const bool plain = call.channels % 8 == 0 && call.positions == nullptr && aligned(call.filter) &&

@@ -80,10 +80,11 @@ class LongestWarp : public WholeWarp<kLongest> {
   __device__ __forceinline__ void tiles_to(uint4* to, std::array<StoredTile, kKept>& kept) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
+    TileTurns along = turns_of(warp_, false);
     const auto make = [&](int tile) {
       Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
+      make_tile(steps, right, along, chunks_of(tile), own);
+      if (tile + kWarps < Shape::kTiles) along = turns_of(tile + kWarps, false);
       return StoredTile::of(own);
     };
     to += warp_ * 64 + lane_;
@@ -104,16 +105,17 @@ class LongestWarp : public WholeWarp<kLongest> {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
                steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
-               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
+    TileTurns along = turns_of(warp_, false);
     int at = warp_ * 64 + lane_;
     const auto one = [&](int tile, const auto& changed) {
       Tile own;
       unsigned char* chunks = chunks_of(tile);
-      make_tile(steps, right, along(between, tile), chunks, own);
+      const TileTurns down = turns_of(tile, true);
+      make_tile(steps, right, along, chunks, own);
+      if (tile + kWarps < Shape::kTiles) along = turns_of(tile + kWarps, false);
       changed(own);
       at += 64 * kWarps;
-      take_tile(steps_back, down(between_back, tile), own, chunks);
+      take_tile(steps_back, down, own, chunks);
     };
 #pragma unroll 1
     for (int i = 0; i < kStored<kKept>; ++i) {
@@ -133,7 +135,7 @@ class LongestWarp : public WholeWarp<kLongest> {
                                               const Change& change) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
+    TileTurns along = turns_of(warp_, false);
     int at = warp_ * 64 + lane_;
 #pragma unroll 1
     for (int i = 0; i < kWholeTiles / kWarps; ++i) {
@@ -141,7 +143,8 @@ class LongestWarp : public WholeWarp<kLongest> {
       StoredTile before;
       if constexpr (!kFirst) before.load(sums + at);
       Tile own;
-      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
+      make_tile(steps, right, along, chunks_of(tile), own);
+      if (i + 1 < kWholeTiles / kWarps) along = turns_of(tile + kWarps, false);
       change(own, next, at);
       if constexpr (!kFirst) before.with(own, Plus());
       StoredTile::of(own).store(sums + at);
@@ -164,7 +167,7 @@ class LongestWarp : public WholeWarp<kLongest> {
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>());
+  LongestWarp warp(begin_whole<kLongest>(whole));
   const LongestItems items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
@@ -214,7 +217,7 @@ __device__ __forceinline__ void sums_back(const LongestWarp& warp, const WholeCa
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>());
+  LongestWarp warp(begin_whole<kLongest>(whole));
   const LongestItems items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.gradients, items.first);
@@ -255,7 +258,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>());
+  LongestWarp warp(begin_whole<kLongest>(whole));
   const LongestItems items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;

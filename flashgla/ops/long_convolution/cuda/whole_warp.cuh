@@ -26,30 +26,16 @@ __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(S
 // Shared memory: points, up to 16,384 of a channel in three parts (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
-  static constexpr int kAlongAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);  // turns by s2, uint4 [tile][4]
-  static constexpr int kColumnsAt = kAlongAt + WholeShape<R>::kTiles * 4 * 16;
+  static constexpr int kColumnsAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
   static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns<R>::kBytes;  // forward, back, of filters
-  static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // forward, back
-  static constexpr int kUnitsAt =
-      kBetweenAt + 2 * kLanesBytes<TileTurns>;  // of more than 16,384 the next columns' units
+  static constexpr int kUnitsAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // of more than 16,384 the next columns' units
   static constexpr int kCameAt = kUnitsAt + (R == 8 ? 2 * kWholePoints : 0);  // and an mbarrier of theirs
   static constexpr int kBytes = kCameAt + (R == 8 ? 16 : 0);
 
   // All of the block must come here, and meet before they use it.
   static __device__ void fill(unsigned char* memory, int lane, int warp) {
     const int row = lane / 4, pair = lane % 4;
-    constexpr float kPoints = static_cast<float>(WholeShape<R>::kPoints);
-    const auto turns = [](int tile, int s2) {
-      return (static_cast<float>(tile) - 0.25f) * static_cast<float>(s2) / kPoints;
-    };
-    for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads<R>) {
-      const auto of = [&](int half) {
-        return words_of(1.0f, [&](int j) { return turns(item / 4, 2 * (item % 4) + 8 * half + j); });
-      };
-      const Words low = of(0), high = of(1);
-      reinterpret_cast<uint4*>(memory + kAlongAt)[item] = make_uint4(low.x, low.y, high.x, high.y);
-    }
     ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     ColumnTurns<R>::fill(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     if (warp == 2) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
@@ -57,8 +43,6 @@ struct WholeMemory {
     // A filter's spectrum comes below 2^-4.
     constexpr float kFilter = 1.0f / 4096;
     if (warp == 4) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
-    if (warp == 5) put(memory + kBetweenAt, lane, TileTurns::of<false>(row, pair));
-    if (warp == 6) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::of<true>(row, pair));
   }
 };
 
@@ -134,8 +118,11 @@ class WholeWarp {
     }
   };
 
-  __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
-      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
+  __device__ __forceinline__ WholeWarp(unsigned char* memory, const uint4* turns)
+      : turns_(turns),
+        memory_(memory),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_(static_cast<int>(threadIdx.x) / 32) {}
 
   // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
   template <bool kFilter>
@@ -206,21 +193,11 @@ class WholeWarp {
   __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
     return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
   }
-  // A tile's turns, forward and back.
-  __device__ __forceinline__ TileTurns along(const TileTurns& between, int tile) const {
-    const uint4 turns = turns_of(tile)[lane_ % 4];
-    return between.of_tile({turns.x, turns.y}, {turns.z, turns.w});
-  }
-  __device__ __forceinline__ TileTurns down(const TileTurns& between, int tile) const {
-    const uint4 turns = turns_of(tile)[lane_ / 8];
-    const unsigned part = lane_ / 4 % 2 == 0 ? 0x1010 : 0x3232;
-    const auto twice = [&](std::uint32_t pair) { return __byte_perm(pair, pair, part); };
-    return between.of_tile({twice(turns.x), twice(turns.y)}, {twice(turns.z), twice(turns.w)});
-  }
-  __device__ __forceinline__ const uint4* turns_of(int tile) const {
-    return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt) + (tile & (Shape::kTiles - 1)) * 4;
+  __device__ __forceinline__ TileTurns turns_of(int tile, bool back) const {
+    return TileTurns::get(turns_, tile & (Shape::kTiles - 1), back, lane_);
   }
 
+  const uint4* turns_;
   unsigned char* memory_;
   int lane_, warp_;
 };
@@ -248,7 +225,7 @@ struct Items {
 
 // What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
 template <int R>
-__device__ __forceinline__ WholeWarp<R> begin_whole() {
+__device__ __forceinline__ WholeWarp<R> begin_whole(const WholeCall& whole) {
   extern __shared__ __align__(128) unsigned char memory[];
   if (R == 8 && threadIdx.x == 0) {
     ptx::mbarrier_init(ptx::shared_address(memory + WholeMemory<R>::kCameAt), 1);
@@ -258,7 +235,7 @@ __device__ __forceinline__ WholeWarp<R> begin_whole() {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
   __syncthreads();
-  return WholeWarp<R>(memory);
+  return WholeWarp<R>(memory, whole.turns);
 }
 
 #endif
