@@ -5,6 +5,9 @@
 // filter's spectrum alone waits in memory then.
 #pragma once
 
+#include <array>
+#include <type_traits>
+
 #include "flashgla/ops/long_convolution/cuda/whole_warp.cuh"
 
 namespace flashgla::ops::long_convolution::cuda {
@@ -14,7 +17,8 @@ template <int R>
 constexpr int kPartTiles = kPartPoints<R> / 256;
 template <int R>
 constexpr int kPartSpectrum = kPartTiles<R> * 64;
-constexpr int kPartRounds = 2;  // of a warp
+constexpr int kPartRounds = 2;   // of a warp
+constexpr int kScalesAhead = 4;  // sequences
 template <int R>
 constexpr int kHalvesTogether = kPartPoints<R> / WholeShape<R>::kPoints;  // channels of a block
 
@@ -37,18 +41,23 @@ class HalvesWarp : public WholeWarp<R> {
   static_assert(Memory::kBytes <= (228 / kWholeBlocks<R> - 1) * 1024);
 
  public:
-  // A warp's first quad of units, which is asked for ahead of a barrier, and scales of all.
+  // A warp's quads of a part, which are asked for ahead of a barrier, and scales of all units of two.
   struct First {
     float4 scales;
-    const uint4* at;
-    uint4 words[2];
+    uint4 words[kPartRounds][2];
+
+    __device__ __forceinline__ void load(const uint4* from, int round) {
+      words[round][0] = __ldcg(from + 64 * Base::kWarps * round);
+      words[round][1] = __ldcg(from + 64 * Base::kWarps * round + 32);
+    }
   };
   static constexpr int kTogether = kHalvesTogether<R>;
 
-  __device__ __forceinline__ explicit HalvesWarp(const Base& warp) : Base(warp) {}
+  __device__ __forceinline__ HalvesWarp(const Base& warp, const uint4* turns) : Base(warp), turns_(turns) {}
 
-  static __device__ __forceinline__ uint4* units_of(const Units& units, std::int64_t number) {
-    return units.data + number * (kPartSpectrum<R> / 2);
+  // A lane's place in the warp's first quad.
+  __device__ __forceinline__ uint4* units_of(const Units& units, std::int64_t number) const {
+    return units.data + number * (kPartSpectrum<R> / 2) + 64 * warp_ + lane_;
   }
   // Scales of units of the first sequence in the upper lanes, of the second in the lower ones.
   __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number, const Units& second,
@@ -57,18 +66,13 @@ class HalvesWarp : public WholeWarp<R> {
         lane_ >= 16 ? units.scales + number * kPartTiles<R> : second.scales + second_number * kPartTiles<R>;
     return __ldcg(reinterpret_cast<const float4*>(own) + lane_ % (kPartTiles<R> / 4));
   }
-  // A warp's first quad of units.
   __device__ __forceinline__ First first(const Units& units, std::int64_t number, float4 scales) const {
     First result;
-    result.at = units_of(units, number) + 64 * warp_ + lane_;
-    result.words[0] = __ldcg(result.at);
-    result.words[1] = __ldcg(result.at + 32);
     result.scales = scales;
+    const uint4* from = units_of(units, number);
+#pragma unroll
+    for (int i = 0; i < kPartRounds; ++i) result.load(from, i);
     return result;
-  }
-  // The same of a filter, whose scales both halves of the lanes have.
-  __device__ __forceinline__ First first(const Units& filter, std::int64_t number) const {
-    return first(filter, number, scales(filter, number, filter, number));
   }
   // What the lane of the other sequence has of the same channel.
   template <class V>
@@ -76,44 +80,57 @@ class HalvesWarp : public WholeWarp<R> {
     return __shfl_xor_sync(0xffffffffu, value, 16);
   }
 
-  // Units to columns, of one sequence or of `both`, and with the filter's ratios of that before (next is of it then).
-  // Ratios are those of the base.
-  __device__ __forceinline__ void columns(const First& next, bool both, std::uint32_t ratios, const uint4* units,
-                                          const uint4* second) const {
-    columns(
-        next, kPartRounds, (both ? 3 : 2) * kPartRounds, [&](int /*i*/) { return ratios; }, behind(units, second));
+  // Units of parts from `begin` to `end` to columns, the first of which came; a part's are at of(part), and factors'
+  // lanes have ratios(part).
+  template <class Ratios, class Of>
+  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios, const Of& of) const {
+    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns<R>::template get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const typename Base::Place place(warp_, lane_);
+#pragma unroll 1
+    for (int part = begin; part < end; ++part) {
+      const std::uint32_t own = ratios(part);
+      const uint4* from = of(part + 1);
+#pragma unroll
+      for (int i = 0; i < kPartRounds; ++i) {
+        const int lane = warp_ / 2 + Base::kWarps / 2 * i + 16 * part;
+        const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, lane));
+        const uint4 tokens[2] = {times(next.words[i][0], __low2half2(scales)),
+                                 times(next.words[i][1], __high2half2(scales))};
+        if (part + 1 < end) next.load(from, i);
+        this->put_columns(steps, turns, place.of_round(i) + part * kPartBytes<R>, tokens);
+      }
+    }
   }
-  __device__ __forceinline__ void columns(const First& next, bool filter, std::uint32_t filter_ratios, bool both,
-                                          std::uint32_t ratios, const uint4* units, const uint4* second) const {
-    columns(
-        next, filter ? 0 : kPartRounds, (both ? 3 : 2) * kPartRounds,
-        [&](int i) { return i < kPartRounds ? filter_ratios : ratios; }, behind(units, second));
-  }
-  __device__ __forceinline__ void filter_columns(const First& filter, std::uint32_t ratios) const {
-    columns(
-        filter, 0, kPartRounds, [&](int /*i*/) { return ratios; },
-        [](const uint4* last, int /*i*/) { return last + 64 * Base::kWarps; });
-  }
-  // Columns back of one sequence or of `both`.
-  __device__ __forceinline__ void columns_back(bool both, uint4* units, uint4* second, float scale) const {
-    Base::template columns_back<false>(units, scale, kPartRounds, (both ? 3 : 2) * kPartRounds, behind(units, second));
-  }
-  // Of sums of products, in the second's place.
-  __device__ __forceinline__ void sums_back(uint4* units) const {
-    Base::template columns_back<true>(units, 1.0f, 2 * kPartRounds, 3 * kPartRounds,
-                                      [](uint4* last, int /*i*/) { return last + 64 * Base::kWarps; });
+  // Columns of parts back to units of results, of(part): in bf16 times the `scale` that lanes have, or kHalf.
+  template <bool kHalf, class Of>
+  __device__ __forceinline__ void columns_back(float scale, int begin, int end, const Of& of) const {
+    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns<R>::template get<true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const typename Base::Place place(warp_, lane_);
+#pragma unroll 1
+    for (int part = begin; part < end; ++part) {
+      uint4* to = of(part);
+#pragma unroll
+      for (int i = 0; i < kPartRounds; ++i) {
+        // A round is another channel where two are a part.
+        const float own = kHalf ? 1.0f : __shfl_sync(0xffffffffu, scale, 16 * part + (kTogether > 1 ? 4 * R * i : 0));
+        this->template take_columns<kHalf>(steps, turns, place.of_round(i) + part * kPartBytes<R>, own,
+                                           to + 64 * Base::kWarps * i);
+      }
+    }
   }
 
   // Tiles of one sequence or kBoth go back times the filter's, whose spectrum is made where kFirst and kept.
   template <bool kFirst, bool kBoth>
   __device__ __forceinline__ void tiles() const {
     const Constants all(memory_, lane_);
-    TileTurns along = this->turns_of(warp_, false);
+    TileTurns along = turns_of(warp_, false);
 #pragma unroll 1
     for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns down = this->turns_of(tile, true);
+      const TileTurns down = turns_of(tile, true);
       Tile filter, first, second;
       make_tile(all.steps, all.steps, along, chunks, first);
       if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kPartBytes<R>, second);
@@ -123,7 +140,7 @@ class HalvesWarp : public WholeWarp<R> {
       } else {
         kept(tile).with(filter, [](Words& to, Words from) { to = from; });
       }
-      if (i + 1 < kPartTiles<R> / Base::kWarps) along = this->turns_of(tile + Base::kWarps, false);
+      if (i + 1 < kPartTiles<R> / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         first[k / 2][k % 2].template turn<false>(filter[k / 2][k % 2]);
@@ -134,22 +151,19 @@ class HalvesWarp : public WholeWarp<R> {
     }
   }
 
-  // Where in a chunk a sequence is: the first, whose product begins the sums, the last, with which they go back in x's
-  // place, and of the first chunk's first the filter's spectrum is made, and stored where there are more.
-  struct Step {
-    bool begin, end, more;
-  };
-  // Tiles of dy go back times the filter's conjugate, and those of x, times 2^-12, times dy's conjugate are summed.
-  template <bool kFirst>
-  __device__ __forceinline__ void gradient_tiles(uint4* filter, StoredTile next, Step step) const {
+  // Tiles of dy go back times the filter's conjugate, and those of x, times 2^-12, times dy's conjugate are summed. Of
+  // a chunk's first sequence (begin) the product begins the sums, with its last (kEnd) they go back in x's place. Of
+  // the very first (kFirst) the filter's spectrum is made, and stored where there are `more`.
+  template <bool kFirst, bool kEnd>
+  __device__ __forceinline__ void gradient_tiles(uint4* filter, StoredTile next, bool begin, bool more) const {
     const Constants all(memory_, lane_);
     filter += warp_ * 64 + lane_;
-    TileTurns along = this->turns_of(warp_, false);
+    TileTurns along = turns_of(warp_, false);
 #pragma unroll 1
     for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns down = this->turns_of(tile, true);
+      const TileTurns down = turns_of(tile, true);
       Tile dy, x;
       make_tile(all.steps, all.steps, along, chunks, dy);
       make_tile(all.steps, all.less, along, chunks + kPartBytes<R>, x);
@@ -158,17 +172,17 @@ class HalvesWarp : public WholeWarp<R> {
       if constexpr (kFirst) {
         Tile made;
         make_tile(all.steps, all.less, along, own, made);
-        if (step.more) StoredTile::of(made).store(filter);
+        if (more) StoredTile::of(made).store(filter);
 #pragma unroll
         for (int k = 0; k < 4; ++k) dy[k / 2][k % 2].template turn<true>(made[k / 2][k % 2]);
       } else {
-        if (!step.begin) kept(tile).with(x, Plus());
+        if (!begin) kept(tile).with(x, Plus());
         TimesConjugate()(dy, next, 0);
         if (i + 1 < kPartTiles<R> / Base::kWarps) next.load(filter + 64 * Base::kWarps);
       }
-      if (i + 1 < kPartTiles<R> / Base::kWarps) along = this->turns_of(tile + Base::kWarps, false);
+      if (i + 1 < kPartTiles<R> / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
       filter += 64 * Base::kWarps;
-      if (step.end) {
+      if constexpr (kEnd) {
         take_tile(all.back, down, x, chunks + kPartBytes<R>);
       } else {
         keep(tile, x);
@@ -178,23 +192,6 @@ class HalvesWarp : public WholeWarp<R> {
   }
 
  private:
-  // Units to columns: a warp's quads from `begin` to `end`, of which number i has ratios(i) as its factors' lanes have
-  // them, and lies behind(the one before, i).
-  template <class Ratios, class Behind>
-  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios,
-                                          const Behind& behind) const {
-    const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns<R>::template get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const typename Base::Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const __half2 scales = as_pair(__shfl_sync(0xffffffffu, ratios(i), this->lane_of(i)));
-      const uint4 tokens[2] = {times(next.words[0], __low2half2(scales)), times(next.words[1], __high2half2(scales))};
-      next.at = behind(next.at, i + 1);
-      if (i + 1 < end) next.words[0] = __ldcg(next.at), next.words[1] = __ldcg(next.at + 32);
-      this->put_columns(steps, turns, place, i, tokens);
-    }
-  }
   // Of tiles.
   struct Constants {
     TileSteps steps, back, less;  // less: of spectra times 2^-12
@@ -204,14 +201,8 @@ class HalvesWarp : public WholeWarp<R> {
           back(get<TileSteps>(memory + Memory::kStepsAt + kLanesBytes<TileSteps>, lane)),
           less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)) {}
   };
-  // Where a warp's next quad is, the first and the second sequence's units being there.
-  template <class Word>
-  __device__ __forceinline__ auto behind(Word* units, Word* second) const {
-    units += 64 * warp_ + lane_;
-    second += 64 * warp_ + lane_;
-    return [=](Word* last, int i) {
-      return i == kPartRounds ? units : i == 2 * kPartRounds ? second : last + 64 * Base::kWarps;
-    };
+  __device__ __forceinline__ TileTurns turns_of(int tile, bool back) const {
+    return TileTurns::get(turns_, tile & (Base::Shape::kTiles - 1), back, lane_);
   }
   // A lane's words that it keeps in the filter's part, from when its warp has read the tile's points.
   __device__ __forceinline__ uint4* own_kept(int tile) const {
@@ -231,6 +222,8 @@ class HalvesWarp : public WholeWarp<R> {
   using Base::lane_;
   using Base::memory_;
   using Base::warp_;
+
+  const uint4* turns_;
 };
 
 #endif
@@ -241,50 +234,53 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     halves_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
-  const Warp warp(begin_whole<R>(whole));
+  const Warp warp(begin_whole<R>(), whole.turns);
   const Items<Warp::kTogether> items(whole);
   const int lines = static_cast<int>(whole.call.lines);
   const auto number_of = [&](int n, int item) { return std::int64_t{n} * items.all + item; };
   const auto pair_scales = [&](int n, int item) {
     return warp.scales(whole.x, number_of(n, item), whole.x, number_of(min(n + 1, lines - 1), item));
   };
+  const auto filter_scales = [&](int item) { return warp.scales(whole.filter, item, whole.filter, item); };
   const auto expect_pair = [&](int n, int item) {
     expect<kPartPoints<R>>(whole.x, number_of(n, item));
     if (n + 1 < lines) expect<kPartPoints<R>>(whole.x, number_of(n + 1, item));
   };
-  auto next = warp.first(whole.filter, items.first);
   int item = items.first;
+  auto of_filter = filter_scales(item);
+  auto next = warp.first(whole.filter, item, pair_scales(0, item));
   for (; item < items.last; item += items.step) {
     expect_pair(0, item);
-    auto scales = pair_scales(0, item);
-    const float filter_scale = Warp::template common_of<true>(next.scales);
-    const std::uint32_t filter_ratios = warp.ratios(next.scales, field_of(filter_scale));
+    const float filter_scale = Warp::template common_of<true>(of_filter);
+    const std::uint32_t filter_ratios = warp.ratios(of_filter, field_of(filter_scale));
     for (int n = 0; n < lines; n += 2) {
-      const bool both = n + 1 < lines;
-      const float scale = Warp::template common_of<false>(scales);
-      uint4 *units = Warp::units_of(whole.x, number_of(n, item)),
-            *second = Warp::units_of(whole.x, number_of(n + 1, item));
-      warp.columns(next, n == 0, filter_ratios, both, warp.ratios(scales, field_of(scale)), units, second);
+      const int parts = n + 1 < lines ? 3 : 2;
+      const float scale = Warp::template common_of<false>(next.scales);
+      const std::uint32_t ratios = warp.ratios(next.scales, field_of(scale));
+      uint4 *units = warp.units_of(whole.x, number_of(n, item)),
+            *second = warp.units_of(whole.x, number_of(n + 1, item));
+      const auto of = [&](int part) { return part == 1 ? units : second; };
+      warp.columns(
+          next, n == 0 ? 0 : 1, parts, [&](int part) { return part == 0 ? filter_ratios : ratios; }, of);
       __syncthreads();
       if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
-      if (n + 2 < lines) {
+      const bool more = n + 2 < lines, last = !more && item + items.step >= items.last;
+      if (more) {
         expect_pair(n + 2, item);
-      } else if (item + items.step < items.last) {
+      } else if (!last) {
         expect<kPartPoints<R>>(whole.filter, item + items.step);
       }
-      if (both) {
+      if (parts == 3) {
         n == 0 ? warp.template tiles<true, true>() : warp.template tiles<false, true>();
       } else {
         n == 0 ? warp.template tiles<true, false>() : warp.template tiles<false, false>();
       }
-      if (n + 2 < lines) {
-        scales = pair_scales(n + 2, item);
-        next = warp.first(whole.x, number_of(n + 2, item), scales);
-      } else if (item + items.step < items.last) {
-        next = warp.first(whole.filter, item + items.step);
-      }
+      const int next_item = more || last ? item : item + items.step, next_line = more ? n + 2 : 0;
+      next = warp.first(more ? whole.x : whole.filter, more ? number_of(n + 2, item) : next_item,
+                        pair_scales(next_line, next_item));
+      of_filter = filter_scales(next_item);
       __syncthreads();
-      warp.columns_back(both, units, second, back_scale(scale, filter_scale));
+      warp.template columns_back<false>(back_scale(scale, filter_scale), 1, parts, of);
     }
   }
   __syncthreads();
@@ -298,7 +294,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     halves_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
-  const Warp warp(begin_whole<R>(whole));
+  const Warp warp(begin_whole<R>(), whole.turns);
   const Items<Warp::kTogether> items(whole);
   const bool of_dy = threadIdx.x % 32 >= 16;
   uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kPartSpectrum<R>;
@@ -307,42 +303,78 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     expect<kPartPoints<R>>(whole.x, number);
   };
   const auto pair_scales = [&](std::int64_t number) { return warp.scales(whole.gradients, number, whole.x, number); };
-  const auto first_pair = [&](std::int64_t number) { return warp.first(whole.gradients, number, pair_scales(number)); };
+  const auto filter_scales = [&](int item) { return warp.scales(whole.filter, item, whole.filter, item); };
+  // Scales of an item's first sequences; of the last more than once where they are fewer.
+  const int last_line = static_cast<int>(whole.call.lines) - 1;
+  const auto first_scales = [&](int item) {
+    std::array<float4, kScalesAhead> result;
+#pragma unroll
+    for (int i = 0; i < kScalesAhead; ++i) result[i] = pair_scales(std::int64_t{min(i, last_line)} * items.all + item);
+    return result;
+  };
   int item = items.first;
+  auto of_filter = filter_scales(item);
+  auto ahead = first_scales(item);
+  auto next = warp.first(whole.filter, item, ahead[0]);
   for (; item < items.last; item += items.step) {
     expect_pair(item);
-    const auto filter = warp.first(whole.filter, item);
-    const float filter_scale = Warp::template common_of<true>(filter.scales);
-    warp.filter_columns(filter, warp.ratios(filter.scales, field_of(filter_scale)));
+    const float filter_scale = Warp::template common_of<true>(of_filter);
+    const std::uint32_t filter_ratios = warp.ratios(of_filter, field_of(filter_scale));
+    next.scales = ahead[0];
+    const int next_item = item + items.step < items.last ? item + items.step : item;
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
-      auto next = first_pair(begin * items.all + item);
       SummedScale summed = SummedScale::of<R>(static_cast<int>(end - begin));
-#pragma unroll 4
-      for (std::int64_t n = begin; n < end; ++n) {
-        const float own = Warp::template common_of<false>(pair_scales(n * items.all + item));
+      const auto add = [&](float4 scales) {
+        const float own = Warp::template common_of<false>(scales);
         summed.add(own, Warp::of_other(own));
+      };
+      if (chunk == 0) {
+#pragma unroll
+        for (const float4& scales : ahead) add(scales);
+      }
+#pragma unroll 4
+      for (std::int64_t n = begin + (chunk == 0 ? kScalesAhead : 0); n < end; ++n) {
+        add(pair_scales(n * items.all + item));
       }
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
         const float own = Warp::template common_of<false>(next.scales), other = Warp::of_other(own);
-        uint4 *dx = Warp::units_of(whole.gradients, number), *x = Warp::units_of(whole.x, number);
-        warp.columns(next, true, warp.ratios(next.scales, of_dy ? field_of(own) : summed.of_x(other)), dx, x);
+        const std::uint32_t ratios = warp.ratios(next.scales, of_dy ? field_of(own) : summed.of_x(other));
+        uint4 *dx = warp.units_of(whole.gradients, number), *x = warp.units_of(whole.x, number);
+        warp.columns(
+            next, n == 0 ? 0 : 1, 3, [&](int part) { return part == 0 ? filter_ratios : ratios; },
+            [&](int part) { return part == 1 ? dx : x; });
         StoredTile tile{};
         if (n > 0) tile = warp.first_stored(spectrum);
         __syncthreads();
         if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
-        if (n + 1 < end) expect_pair(number + items.all);
-        if (n + 1 == end && item + items.step < items.last) expect<kPartPoints<R>>(whole.filter, item + items.step);
-        const typename Warp::Step step{n == begin, n + 1 == end, whole.call.lines > 1};
-        n == 0 ? warp.template gradient_tiles<true>(spectrum, tile, step)
-               : warp.template gradient_tiles<false>(spectrum, tile, step);
-        if (n + 1 < end) next = first_pair(number + items.all);
+        const bool more = n + 1 < end;
+        if (more) {
+          expect_pair(number + items.all);
+        } else {
+          expect<kPartPoints<R>>(whole.filter, next_item);
+        }
+        const auto tiles = [&](auto first, auto last) {
+          warp.template gradient_tiles<first.value, last.value>(spectrum, tile, n == begin, whole.call.lines > 1);
+        };
+        if (n == 0) {
+          more ? tiles(std::true_type(), std::false_type()) : tiles(std::true_type(), std::true_type());
+        } else {
+          more ? tiles(std::false_type(), std::false_type()) : tiles(std::false_type(), std::true_type());
+        }
+        const bool again = n + 1 < whole.call.lines;
+        next = warp.first(again ? whole.gradients : whole.filter, again ? number + items.all : next_item,
+                          pair_scales(again ? number + items.all : number));
         __syncthreads();
-        warp.columns_back(false, dx, x, back_scale(of_dy ? own : other, filter_scale));
+        warp.template columns_back<false>(back_scale(of_dy ? own : other, filter_scale), 1, 2,
+                                          [&](int /*part*/) { return dx; });
       }
+      of_filter = filter_scales(next_item);
+      ahead = first_scales(next_item);
+      // Sums of products are where x was.
       const std::int64_t sums = std::int64_t{chunk} * items.all + item;
-      warp.sums_back(Warp::units_of(whole.filter, sums));
+      warp.template columns_back<true>(1.0f, 2, 3, [&](int /*part*/) { return warp.units_of(whole.filter, sums); });
       store_scales<R, Warp::kTogether>(whole, sums, summed);
     }
   }

@@ -48,22 +48,6 @@ struct WholeShape {
 __device__ __forceinline__ __half2 as_pair(std::uint32_t word) { return *reinterpret_cast<__half2*>(&word); }
 __device__ __forceinline__ std::uint32_t as_word(__half2 pair) { return *reinterpret_cast<std::uint32_t*>(&pair); }
 
-// Of shared memory, values that threads keep: the compiler would read them anew in each round of a loop.
-__device__ __forceinline__ uint4 load_kept(const uint4* from) {
-  uint4 words;
-  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "r"(ptx::shared_address(from)));
-  return words;
-}
-__device__ __forceinline__ uint2 load_kept(const uint2* from) {
-  uint2 words;
-  asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];"
-               : "=r"(words.x), "=r"(words.y)
-               : "r"(ptx::shared_address(from)));
-  return words;
-}
-
 struct Words {
   std::uint32_t x, y;
 
@@ -130,6 +114,22 @@ __device__ __forceinline__ void add_matrix(std::uint32_t (&d)[2], const std::uin
 }
 
 // ---- what lanes keep of the constants; `row` and `pair` of a lane are its place in a matrix ----
+
+// Constants that threads keep in registers. Volatile, since the compiler would read them anew in each round of a loop.
+__device__ __forceinline__ uint4 load_kept(const uint4* from) {
+  uint4 words;
+  asm volatile("ld.volatile.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(ptx::shared_address(from)));
+  return words;
+}
+__device__ __forceinline__ uint2 load_kept(const uint2* from) {
+  uint2 words;
+  asm volatile("ld.volatile.shared.v2.u32 {%0,%1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "r"(ptx::shared_address(from)));
+  return words;
+}
 
 // The products of columns. The first, over t1 or k1, is of real numbers in or out: its lanes' parts of the real and the
 // imaginary parts of e^(-2 pi i (k - 1/4) t / 16), back transposed.
@@ -204,8 +204,7 @@ struct ColumnTurns {
   }
   template <bool kBack>
   static __device__ __forceinline__ ColumnTurns get(const unsigned char* memory, int p, int lane) {
-    const int column = lane / 8, other = lane % 4,
-              odd = lane / 4 % 2;  // of the second: its column and the pair of rows
+    const int column = lane / 8, other = lane % 4, odd = lane / 4 % 2;  // of the second: its columns, the pair of rows
     ColumnTurns result;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -227,12 +226,12 @@ struct ColumnTurns {
     return result;
   }
 };
+// Of R = 8 matrices of 8 x 8, [s1][real, imaginary][k1][t2] and [s1][cosine, sine][k2][t2].
 template <>
 struct ColumnTurns<8> {
-  static constexpr int R = 8, kBetweenBytes = 16 * 512;    // [s1][real, imaginary][k1][t2]
-  static constexpr int kBytes = kBetweenBytes + 16 * 256;  // [s1][cosine, sine][k2][t2]
-  Words between[4][2];                                     // [s1 of a quad]
-  Words second[4];                                         // cosine and sine
+  static constexpr int R = 8, kBetweenBytes = 16 * 512, kBytes = kBetweenBytes + 16 * 256;
+  Words between[4][2];  // [s1 of a quad]
+  Words second[4];      // cosine and sine
 
   static __device__ void fill(unsigned char* memory, int thread, int threads) {
     auto* between = reinterpret_cast<__half*>(memory);
@@ -311,35 +310,61 @@ struct alignas(16) TileSteps {
     return result;
   }
 };
-// The turns between them and those by s2, e^(-2 pi i s2 (k3 / 256 + (k1 + 16 k2 - 1/4) / kPoints)): forward of s2 = 2
-// pair and the next, and 8 on, and k3 = 2 row and the next; back of s2 = row and 8 on, and k3 = 4 pair and 2 on, and
-// the next of both. A tile's lanes' lie in memory, [tile][forward, back][s2 half][lane] uint4.
+// The turns between them, e^(-2 pi i s2 k3 / 256), and those by s2, e^(-2 pi i s2 (k1 + 16 k2 - 1/4) / kPoints), which
+// are of a tile: forward of s2 = 2 pair and the next, and 8 on, and k3 = 2 row and the next; back of s2 = row and 8 on,
+// and k3 = 4 pair and 2 on, and the next of both. Both together lie in memory, [tile][forward, back][s2 half][lane]
+// uint4, or, of R = 8, a tile's are made of these, since one sequence's tiles do not pay for what they read.
 struct alignas(16) TileTurns {
   static constexpr int kOfTile = 2 * 2 * 32;
   Words by[2][2];  // [s2 half][k3]
 
-  // A lane's of one s2 half, number `item` of a tile's.
-  template <int R>
-  static __device__ uint4 of(int tile, int item) {
-    const int row = item / 4 % 8, pair = item % 4, half = item / 32 % 2;
-    const bool back = item >= 64;
-    const auto one = [&](int k3) {
+  // A lane's of one s2 half, of a tile that is turned by s2 times `along`.
+  static __device__ uint4 half_of(int lane, bool back, int half, float along) {
+    const int row = lane / 4, pair = lane % 4;
+    const auto one = [&](int odd) {
       return words_of(1.0f, [&](int j) {
-        const int s2 = 8 * half + (back ? row : 2 * pair + j), k = k3 + 2 * (back ? 2 * pair + j : row);
-        return static_cast<float>(s2) *
-               (static_cast<float>(k) / 256.0f +
-                (static_cast<float>(tile) - 0.25f) / static_cast<float>(WholeShape<R>::kPoints));
+        const int s2 = 8 * half + (back ? row : 2 * pair + j), k3 = odd + 2 * (back ? 2 * pair + j : row);
+        return static_cast<float>(s2 * k3) / 256.0f + static_cast<float>(s2) * along;
       });
     };
     const Words a = one(0), b = one(1);
     return {a.x, a.y, b.x, b.y};
   }
-  static __device__ __forceinline__ TileTurns get(const uint4* table, int tile, bool back, int lane) {
-    const uint4* from = table + (2 * tile + (back ? 1 : 0)) * (kOfTile / 2) + lane;
-    const uint4 low = __ldg(from), high = __ldg(from + 32);
+  static __device__ __forceinline__ TileTurns of(uint4 low, uint4 high) {
     return {{{{low.x, low.y}, {low.z, low.w}}, {{high.x, high.y}, {high.z, high.w}}}};
   }
+  static __device__ TileTurns between(int lane, bool back) {
+    return of(half_of(lane, back, 0, 0.0f), half_of(lane, back, 1, 0.0f));
+  }
+  static __device__ __forceinline__ TileTurns get(const uint4* table, int tile, bool back, int lane) {
+    const uint4* from = table + (2 * tile + (back ? 1 : 0)) * (kOfTile / 2) + lane;
+    return of(__ldg(from), __ldg(from + 32));
+  }
+  // With those of a tile for a lane's s2 or pairs of them.
+  __device__ __forceinline__ TileTurns of_tile(Words low, Words high) const {
+    TileTurns result = *this;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      result.by[0][r].turn<false>(low);
+      result.by[1][r].turn<false>(high);
+    }
+    return result;
+  }
 };
+// What turns a tile by s2, of one: e^(-2 pi i turns).
+template <int R>
+__device__ __forceinline__ float turns_of_tile(int tile) {
+  return (static_cast<float>(tile) - 0.25f) / static_cast<float>(WholeShape<R>::kPoints);
+}
+// A pair of s2, and the pair eight on.
+template <int R>
+__device__ uint4 turns_by_s2(int tile, int pair) {
+  const auto of = [&](int half) {
+    return words_of(1.0f, [&](int j) { return turns_of_tile<R>(tile) * static_cast<float>(2 * pair + 8 * half + j); });
+  };
+  const Words low = of(0), high = of(1);
+  return {low.x, low.y, high.x, high.y};
+}
 
 // A warp's lanes' constants in shared memory.
 template <class S>

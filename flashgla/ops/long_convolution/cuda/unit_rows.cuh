@@ -279,9 +279,10 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
   if (kOf == UnitsOf::filter) {
     flashgla::cuda::wait_for_previous();
     if (number < groups && threadIdx.x == 0) whole.done[number] = 0;
-    if (number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
+    if (R < 8 && number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
       const int item = static_cast<int>(threadIdx.x);
-      whole.turns[number * TileTurns::kOfTile + item] = TileTurns::of<R>(number, item);
+      whole.turns[number * TileTurns::kOfTile + item] =
+          TileTurns::half_of(item % 32, item >= 64, item / 32 % 2, turns_of_tile<R>(number));
     }
   }
   // Not of a call's last: blocks of the next call's first would wait where these are still writing.

@@ -84,7 +84,8 @@ void queue_shape(Context& context, const cuda::Call<bf16>& call, const WholeView
   auto* spectra =
       static_cast<uint4*>(floats(Shape({blocks_at_once<R>(context), 4 * waiting}), "long_convolution: filters").data);
   auto* turns = static_cast<uint4*>(
-      floats(Shape({cuda::WholeShape<R>::kTiles, 4 * cuda::TileTurns::kOfTile}), "long_convolution: turns").data);
+      floats(Shape({R < 8 ? cuda::WholeShape<R>::kTiles : 0, 4 * cuda::TileTurns::kOfTile}), "long_convolution: turns")
+          .data);
   auto* done = static_cast<int*>(floats(Shape({channels / kAcross}), "long_convolution: done").data);
   const Shape sums({backward ? call.lines * cuda::WholeShape<R>::kTiles : 0, call.channels});
   const TensorView products = floats(sums, "long_convolution: sums");

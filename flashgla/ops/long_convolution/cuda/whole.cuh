@@ -61,18 +61,24 @@ class LongestWarp : public WholeWarp<kLongest> {
     turn_ ^= 1;
 #pragma unroll 1
     for (int i = 0; i < kRounds; ++i) {
-      const __half2 by = as_pair(__shfl_sync(0xffffffffu, own, lane_of(i)));
+      const __half2 by = as_pair(__shfl_sync(0xffffffffu, own, warp_ / 2 + kWarps / 2 * i));
       const uint4* from = units + 64 * kWarps * i;
       const uint4 tokens[2] = {times(from[0], __low2half2(by)), times(from[32], __high2half2(by))};
-      put_columns(steps, turns, place, i, tokens);
+      put_columns(steps, turns, place.of_round(i), tokens);
     }
   }
 
   // Columns back to a channel's units of results, in bf16 times its `scale`, or kHalf.
   template <bool kHalf>
   __device__ __forceinline__ void columns_back(const Units& units, std::int64_t number, float scale) const {
-    WholeWarp::columns_back<kHalf>(units.data + number * kWholeSpectrum / 2, scale, 0, kRounds,
-                                   [](uint4* last, int /*i*/) { return last + 64 * kWarps; });
+    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
+    const auto turns = ColumnTurns<kLongest>::get<true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
+    const Place place(warp_, lane_);
+    uint4* to = units.data + number * kWholeSpectrum / 2 + 64 * warp_ + lane_;
+#pragma unroll 1
+    for (int i = 0; i < kRounds; ++i) {
+      take_columns<kHalf>(steps, turns, place.of_round(i), kHalf ? 1.0f : scale, to + 64 * kWarps * i);
+    }
   }
 
   // Tiles to their spectrum, times 2^-12 where kLess: of a warp's last ones to `kept`, in registers, others' to memory.
@@ -80,11 +86,10 @@ class LongestWarp : public WholeWarp<kLongest> {
   __device__ __forceinline__ void tiles_to(uint4* to, std::array<StoredTile, kKept>& kept) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_);
-    TileTurns along = turns_of(warp_, false);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
     const auto make = [&](int tile) {
       Tile own;
-      make_tile(steps, right, along, chunks_of(tile), own);
-      if (tile + kWarps < Shape::kTiles) along = turns_of(tile + kWarps, false);
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       return StoredTile::of(own);
     };
     to += warp_ * 64 + lane_;
@@ -105,17 +110,16 @@ class LongestWarp : public WholeWarp<kLongest> {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
                steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
-    TileTurns along = turns_of(warp_, false);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
+               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
     int at = warp_ * 64 + lane_;
     const auto one = [&](int tile, const auto& changed) {
       Tile own;
       unsigned char* chunks = chunks_of(tile);
-      const TileTurns down = turns_of(tile, true);
-      make_tile(steps, right, along, chunks, own);
-      if (tile + kWarps < Shape::kTiles) along = turns_of(tile + kWarps, false);
+      make_tile(steps, right, along(between, tile), chunks, own);
       changed(own);
       at += 64 * kWarps;
-      take_tile(steps_back, down, own, chunks);
+      take_tile(steps_back, down(between_back, tile), own, chunks);
     };
 #pragma unroll 1
     for (int i = 0; i < kStored<kKept>; ++i) {
@@ -135,7 +139,7 @@ class LongestWarp : public WholeWarp<kLongest> {
                                               const Change& change) const {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane_);
-    TileTurns along = turns_of(warp_, false);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
     int at = warp_ * 64 + lane_;
 #pragma unroll 1
     for (int i = 0; i < kWholeTiles / kWarps; ++i) {
@@ -143,8 +147,7 @@ class LongestWarp : public WholeWarp<kLongest> {
       StoredTile before;
       if constexpr (!kFirst) before.load(sums + at);
       Tile own;
-      make_tile(steps, right, along, chunks_of(tile), own);
-      if (i + 1 < kWholeTiles / kWarps) along = turns_of(tile + kWarps, false);
+      make_tile(steps, right, along(between, tile), chunks_of(tile), own);
       change(own, next, at);
       if constexpr (!kFirst) before.with(own, Plus());
       StoredTile::of(own).store(sums + at);
@@ -154,6 +157,21 @@ class LongestWarp : public WholeWarp<kLongest> {
   }
 
  private:
+  // A tile's turns, forward and back.
+  __device__ __forceinline__ TileTurns along(const TileTurns& between, int tile) const {
+    const uint4 turns = turns_of(tile)[lane_ % 4];
+    return between.of_tile({turns.x, turns.y}, {turns.z, turns.w});
+  }
+  __device__ __forceinline__ TileTurns down(const TileTurns& between, int tile) const {
+    const uint4 turns = turns_of(tile)[lane_ / 8];
+    const unsigned part = lane_ / 4 % 2 == 0 ? 0x1010 : 0x3232;
+    const auto twice = [&](std::uint32_t pair) { return __byte_perm(pair, pair, part); };
+    return between.of_tile({twice(turns.x), twice(turns.y)}, {twice(turns.z), twice(turns.w)});
+  }
+  __device__ __forceinline__ const uint4* turns_of(int tile) const {
+    return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt) + tile * 4;
+  }
+
   static constexpr int kRounds = kWholeQuads / kWarps;
   template <std::size_t kKept>
   static constexpr int kStored = kWholeTiles / kWarps - static_cast<int>(kKept);  // of a warp's tiles
@@ -167,7 +185,7 @@ class LongestWarp : public WholeWarp<kLongest> {
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>(whole));
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
@@ -217,7 +235,7 @@ __device__ __forceinline__ void sums_back(const LongestWarp& warp, const WholeCa
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>(whole));
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.gradients, items.first);
@@ -258,7 +276,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  LongestWarp warp(begin_whole<kLongest>(whole));
+  LongestWarp warp(begin_whole<kLongest>());
   const LongestItems items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;

@@ -29,13 +29,25 @@ struct WholeMemory {
   static constexpr int kColumnsAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
   static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns<R>::kBytes;  // forward, back, of filters
-  static constexpr int kUnitsAt = kStepsAt + 3 * kLanesBytes<TileSteps>;  // of more than 16,384 the next columns' units
-  static constexpr int kCameAt = kUnitsAt + (R == 8 ? 2 * kWholePoints : 0);  // and an mbarrier of theirs
-  static constexpr int kBytes = kCameAt + (R == 8 ? 16 : 0);
+  // Of one channel, which is more than 16,384 points: turns of tiles, forward and back, those by s2, uint4 [tile][4],
+  // the next columns' units, and an mbarrier of theirs.
+  static constexpr bool kOne = R == 8;
+  static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;
+  static constexpr int kAlongAt = kBetweenAt + (kOne ? 2 * kLanesBytes<TileTurns> : 0);
+  static constexpr int kUnitsAt = kAlongAt + (kOne ? WholeShape<R>::kTiles * 4 * 16 : 0);
+  static constexpr int kCameAt = kUnitsAt + (kOne ? 2 * kWholePoints : 0);
+  static constexpr int kBytes = kCameAt + (kOne ? 16 : 0);
 
   // All of the block must come here, and meet before they use it.
   static __device__ void fill(unsigned char* memory, int lane, int warp) {
     const int row = lane / 4, pair = lane % 4;
+    if constexpr (kOne) {
+      for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads<R>) {
+        reinterpret_cast<uint4*>(memory + kAlongAt)[item] = turns_by_s2<R>(item / 4, item % 4);
+      }
+      if (warp == 5) put(memory + kBetweenAt, lane, TileTurns::between(lane, false));
+      if (warp == 6) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::between(lane, true));
+    }
     ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     ColumnTurns<R>::fill(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     if (warp == 2) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
@@ -101,16 +113,15 @@ class WholeWarp {
     int first;
 
     __device__ __forceinline__ Place(int warp, int lane) {
-      // Of R = 8 its first column's chunk is the next tile row's.
+      // Of R = 8 a lane's first column: its second's chunk is of the next k2.
       const int column = R == 8 ? 2 * (lane % 4) : lane % 4, tile = lane / 4 + 16 * (column % R),
                 chunk = (warp / 4 * Shape::kTogether + column / R) * 4 + warp % 4;
       first = tile * 1024 + Shape::placed(chunk, tile) * 16;
     }
-    // Quads of a warp are kWarps apart: of a channel so many chunks, or a channel. Two rounds are of one part.
+    // Quads of a warp are kWarps apart: of a channel so many chunks, or a channel.
     __device__ __forceinline__ int of_round(int i) const {
       if constexpr (R == 8) return (first + 256 * i) ^ (i % 2 * 32);
-      constexpr int kStep = Shape::kQuads > kWarps ? 512 : 1024 * Shape::kTiles;
-      return first + i % 2 * kStep + i / 2 * kPartBytes<R>;
+      return first + i * (Shape::kQuads > kWarps ? 512 : 1024 * Shape::kTiles);
     }
     static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
       const int other = R == 8 ? at + 16 * 1024 : at ^ 256 / R;
@@ -118,11 +129,8 @@ class WholeWarp {
     }
   };
 
-  __device__ __forceinline__ WholeWarp(unsigned char* memory, const uint4* turns)
-      : turns_(turns),
-        memory_(memory),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        warp_(static_cast<int>(threadIdx.x) / 32) {}
+  __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
+      : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
 
   // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
   template <bool kFilter>
@@ -140,34 +148,24 @@ class WholeWarp {
     return pack({ratio(own.x, common), ratio(own.y, common)});
   }
 
-  // Round i's units, already at one scale, to columns.
-  __device__ __forceinline__ void put_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns, const Place& place,
-                                              int i, const uint4 (&tokens)[2]) const {
+  // A quad's units, already at one scale, to columns, its place being `at`.
+  __device__ __forceinline__ void put_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns, int at,
+                                              const uint4 (&tokens)[2]) const {
     uint4 chunks[4];
     make_columns(steps, turns, tokens, chunks);
-    const int at = place.of_round(i);
 #pragma unroll
     for (int k = 0; k < 4; ++k) *Place::chunk(memory_, at, k) = chunks[k];
   }
-  // Columns back to units of results: in bf16 times a channel's `scale`, or kHalf. Of a warp's quads those from `begin`
-  // to `end`, the first of which goes to `to`, and each behind(the one before, its number).
-  template <bool kHalf, class Behind>
-  __device__ __forceinline__ void columns_back(uint4* to, float scale, int begin, int end, const Behind& behind) const {
-    const auto steps = ColumnSteps::get<true>(memory_ + Memory::kColumnsAt, lane_);
-    const auto turns = ColumnTurns<R>::template get<true>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    to += 64 * warp_ + lane_;
-    const Place place(warp_, lane_);
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const int at = place.of_round(i);
-      uint4 chunks[4], out[2];
+  // Back to units of results: in bf16 times a channel's `scale`, or kHalf.
+  template <bool kHalf>
+  __device__ __forceinline__ void take_columns(const ColumnSteps& steps, const ColumnTurns<R>& turns, int at,
+                                               float scale, uint4* to) const {
+    uint4 chunks[4], out[2];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
-      take_columns<kHalf, R>(steps, turns, chunks, kHalf ? 1.0f : of_round(scale, i), out);
-      to[0] = out[0];
-      to[32] = out[1];
-      to = behind(to, i + 1);
-    }
+    for (int k = 0; k < 4; ++k) chunks[k] = *Place::chunk(memory_, at, k);
+    cuda::take_columns<kHalf, R>(steps, turns, chunks, scale, out);
+    to[0] = out[0];
+    to[32] = out[1];
   }
 
   // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
@@ -178,13 +176,6 @@ class WholeWarp {
   }
 
  protected:
-  // Of a round's quad: where its scales are, and what the lanes of its channel have.
-  __device__ __forceinline__ int lane_of(int i) const { return warp_ / 2 + kWarps / 2 * (i % 2) + i / 2 * 16; }
-  template <class V>
-  __device__ __forceinline__ V of_round(V value, int i) const {
-    if constexpr (Shape::kTogether == 1) return value;
-    return __shfl_sync(0xffffffffu, value, (warp_ + kWarps * (i % 2)) / Shape::kQuads * (4 * R) + i / 2 * 16);
-  }
   // Of a power of two and one of an exponent field. Where the first is 0 so are the numbers that it is for.
   static __device__ __forceinline__ float ratio(float a, int field) {
     const int own = 127 + static_cast<int>(Scale::field_of(a)) - field;
@@ -193,11 +184,6 @@ class WholeWarp {
   __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
     return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
   }
-  __device__ __forceinline__ TileTurns turns_of(int tile, bool back) const {
-    return TileTurns::get(turns_, tile & (Shape::kTiles - 1), back, lane_);
-  }
-
-  const uint4* turns_;
   unsigned char* memory_;
   int lane_, warp_;
 };
@@ -225,7 +211,7 @@ struct Items {
 
 // What kernels of whole transforms begin with: shared memory's constants. All of the block must come here.
 template <int R>
-__device__ __forceinline__ WholeWarp<R> begin_whole(const WholeCall& whole) {
+__device__ __forceinline__ WholeWarp<R> begin_whole() {
   extern __shared__ __align__(128) unsigned char memory[];
   if (R == 8 && threadIdx.x == 0) {
     ptx::mbarrier_init(ptx::shared_address(memory + WholeMemory<R>::kCameAt), 1);
@@ -235,7 +221,7 @@ __device__ __forceinline__ WholeWarp<R> begin_whole(const WholeCall& whole) {
   flashgla::cuda::wait_for_previous();
   flashgla::cuda::release_next();
   __syncthreads();
-  return WholeWarp<R>(memory, whole.turns);
+  return WholeWarp<R>(memory);
 }
 
 #endif
