@@ -50,7 +50,7 @@ struct Cut {
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
   bool whole() const { return whole_; }
-  // Whether two blocks of a cluster have room for a sequence, and there are so many that they take less time.
+  // Whether two blocks of a cluster have room for a sequence, and there are so many that they take less time forward.
   bool clusters() const { return whole_ && longest_ <= cuda::kClusterPoints && sequences > 2; }
   std::int64_t longest() const { return longest_; }  // tokens of a sequence
   // Chunks of sequences of fused blocks, or clusters, of `across` channels, of which `places` run at once: the least
@@ -75,8 +75,8 @@ struct Cut {
 };
 
 // What other kernels than whole transforms', which take it as it is, need.
-const float* skip_in_f32(Context& context, const Inputs& in, const Cut& cut) {
-  return cut.whole() && !cut.clusters() && !cut.direct ? nullptr : weight_in_f32(context, in.skip, in.skip.size(0));
+const float* skip_in_f32(Context& context, const Inputs& in, bool only_whole) {
+  return only_whole ? nullptr : weight_in_f32(context, in.skip, in.skip.size(0));
 }
 
 template <class T>
@@ -331,50 +331,40 @@ void queue_narrow(Context& context, const Inputs& in, const float* skip, const C
                          Lines<bf16>(to), dfilter, chunks, maps);
 }
 
-// The same of sequences that two blocks of a cluster share.
-template <bool kGradients>
-int cluster_chunks(const Cut& cut) {
-  return cut.chunks(cuda::kNarrowChannels * cuda::kClusterGroups<kGradients>, kGradients ? 3 : 2, kGradients ? 2 : 1,
-                    kMultiprocessors / 2);
-}
-// Whether they can; where a call is planned, as though they could.
-bool by_clusters(const Context& context, const Inputs& in, const Cut& cut, const TensorView& dy, const TensorView& to) {
-  const bool boxes = in.x.size(1) % cuda::kClusterFold == 0 && by_boxes(in, in.x, to) && (!dy || by_boxes(in, dy, to));
+// Outputs of sequences that two blocks of a cluster share. Whether they can; where a call is planned, as though they
+// could.
+bool by_clusters(const Context& context, const Inputs& in, const Cut& cut, const TensorView& y) {
+  const bool boxes = in.x.size(1) % cuda::kClusterFold == 0 && by_boxes(in, in.x, y);
   return cut.clusters() && (boxes || context.planning());
 }
-template <bool kGradients>
-void queue_clusters(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& dy,
-                    const TensorView& to, float* dfilter) {
-  constexpr int kGroups = cuda::kClusterGroups<kGradients>, kAcross = kGroups * cuda::kNarrowChannels,
-                kFold = cuda::kClusterFold;
+void queue_clusters(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& y) {
+  constexpr int kAcross = cuda::kClusterAcross, kFold = cuda::kClusterFold;
   const ArenaScope scope(context.scratch());
-  const int chunks = cluster_chunks<kGradients>(cut);
+  const int chunks = cut.chunks(kAcross, 2, 1, kMultiprocessors / 2);
   const std::int64_t blocks = 2 * cut.fused_blocks(kAcross, chunks);
-  static_assert(cuda::kParkedWords * sizeof(float4) <= 3 * cuda::kPoints * sizeof(float2));
-  auto* filters = reinterpret_cast<uint4*>(fused_filters(context, blocks * (kAcross / 2 + (kGradients ? 3 : 0))));
+  auto* filters = reinterpret_cast<uint4*>(fused_filters(context, blocks * (kAcross / 2)));
   if (context.planning()) return;
   constexpr std::array<int, 3> kBox{kAcross, cuda::kPoints / kFold, kFold};
-  const auto map = [&](const TensorView& view) { return box_map(view, kBox, kFold, kGroups > 1); };
-  const cuda::NarrowMaps maps{map(in.x), map(kGradients ? dy : in.x), map(to)};
-  flashgla::cuda::launch(kName, cuda::narrow_cluster_kernel<kGradients>, {dim3(static_cast<unsigned>(blocks)), 2},
+  const auto map = [&](const TensorView& view) { return box_map(view, kBox, kFold, true); };
+  const cuda::NarrowMaps maps{map(in.x), map(in.x), map(y)};
+  flashgla::cuda::launch(kName, cuda::narrow_cluster_kernel, {dim3(static_cast<unsigned>(blocks)), 2},
                          cuda::kNarrowThreads, cuda::kClusterBytes, static_cast<cudaStream_t>(context.stream()),
-                         flashgla::cuda::Begin::beside_previous, call_of<bf16>(in, skip, cut), filters, dfilter, chunks,
-                         maps);
+                         flashgla::cuda::Begin::beside_previous, call_of<bf16>(in, skip, cut), filters, chunks, maps);
 }
 
 void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   const ArenaScope scope(context.scratch());
   if (in.x.numel() == 0) return;
   const Cut cut(context, in);
-  const float* skip = skip_in_f32(context, in, cut);
+  const bool clusters = by_clusters(context, in, cut, y);
+  const float* skip = skip_in_f32(context, in, cut.whole() && !clusters && !cut.direct);
   const bool step = in.past && in.x.size(1) == 1 && !in.cu_seqlens;
   const bool narrow = in.x.dtype == DType::bf16;
   if (cut.fused()) {
     narrow ? queue_narrow<false>(context, in, skip, cut, cut.chunks(cuda::kNarrowChannels, 2, 1), {}, y, nullptr)
            : queue_fused(context, in, skip, cut, y);
   } else if (cut.whole()) {
-    const bool clusters = by_clusters(context, in, cut, {}, y);
-    if (clusters) queue_clusters<false>(context, in, skip, cut, {}, y, nullptr);
+    if (clusters) queue_clusters(context, in, skip, cut, y);
     if (!clusters || context.planning()) {
       queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .skip = in.skip, .y = y});
     }
@@ -402,16 +392,12 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
   const Cut cut(context, in);
-  const float* skip = skip_in_f32(context, in, cut);
+  const float* skip = skip_in_f32(context, in, cut.whole() && !cut.direct);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
   const bool narrow = in.x.dtype == DType::bf16;
   const int across = narrow ? cuda::kNarrowChannels : cuda::kGradientChannels;
-  const bool clusters = by_clusters(context, in, cut, dy, to.dx);
-  const int chunks = cut.fused()      ? cut.chunks(across, 3, 2)
-                     : clusters       ? cluster_chunks<true>(cut)
-                     : cut.transforms ? 1
-                                      : 0;
+  const int chunks = cut.fused() ? cut.chunks(across, 3, 2) : cut.transforms ? 1 : 0;
   const Shape parts({groups + chunks, in.filter.numel()});  // of the filter's gradient
   const bool one = groups + chunks == 1;
   const TensorView sums = one ? to.dfilter.reshape(parts) : scratch.tensor(parts, DType::f32, "long_convolution: sums");
@@ -421,11 +407,8 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.whole()) {
-    if (clusters) queue_clusters<true>(context, in, skip, cut, dy, to.dx, by_transforms);
-    if (!clusters || context.planning()) {
-      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
-                  {.x = in.x, .skip = in.skip, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
-    }
+    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
+                {.x = in.x, .skip = in.skip, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
   } else if (cut.transforms && narrow) {
     queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
@@ -446,7 +429,7 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   }
   if (!one) elementwise::column_sum(context, sums, to.dfilter.reshape(Shape({to.dfilter.numel()})), false);
   // The skip's gradient is that of the filter's first row; whole transforms, whose digits are bf16's, have their own.
-  const std::int64_t exact = cut.whole() && !clusters ? groups : groups + chunks;
+  const std::int64_t exact = cut.whole() ? groups : groups + chunks;
   if (exact > 0) elementwise::column_sum(context, sums.slice(0, 0, exact).slice(1, 0, channels), to.dskip, true);
 }
 

@@ -133,17 +133,15 @@ __device__ __forceinline__ float make_narrow_filters(const Call<__nv_bfloat16>& 
 // Writes a block's sums of the filter's gradient, [span][t1 row(), eight on][columns 2 pair(), the next], to its
 // chunk's rows [rows,D] from `channel` on, in the first row `skip`, a thread's part of row()'s channel, which
 // is the skip's gradient too and has f32's digits. All of the block must come here.
-template <class Columns>
 __device__ __forceinline__ void store_narrow_sums(const Call<__nv_bfloat16>& call, const NarrowTransform& transform,
-                                                  const Columns& columns, int channel, float* room, float skip,
-                                                  float (&sums)[kSpans][4], float* to) {
-  const int row = transform.row(), pair = transform.pair(), warp = transform.warp();
-  const int own = Columns::channel(2 * pair);
-  skip = Columns::over_pairs(skip, [](float a, float b) { return a + b; });
+                                                  int channel, float* room, float skip, float (&sums)[kSpans][4],
+                                                  float* to) {
+  const int row = transform.row(), pair = transform.pair(), warp = transform.warp(), own = 2 * pair;
+  skip = NarrowColumns::over_pairs(skip, [](float a, float b) { return a + b; });
   __syncthreads();
-  if (pair == 0 && Columns::is_first(row)) room[row * kNarrowWarps + warp] = skip;
+  if (pair == 0) room[row * kNarrowWarps + warp] = skip;
   __syncthreads();
-  if (warp == 0 && row == 0 && Columns::is_first(2 * pair)) {
+  if (warp == 0 && row == 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float all = 0.0f;
@@ -151,14 +149,13 @@ __device__ __forceinline__ void store_narrow_sums(const Call<__nv_bfloat16>& cal
       sums[0][i] = all;
     }
   }
-  columns.exchange_sums(sums);
   constexpr int kEach = kNarrowChannels;
   const bool whole = call.channels % 2 == 0 && channel + kEach <= call.channels;
 #pragma unroll
   for (int s = 0; s < kSpans; ++s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t t = columns.token(s, row + 8 * half, warp);
+      const std::int64_t t = NarrowColumns::token(s, row + 8 * half, warp);
       float* at = to + t * call.channels + 2 * pair;
       if (t >= call.rows) continue;
       if (whole) {
@@ -171,7 +168,8 @@ __device__ __forceinline__ void store_narrow_sums(const Call<__nv_bfloat16>& cal
       }
     }
   }
-  for (std::int64_t item = Columns::kTokens * kEach + threadIdx.x; item < call.rows * kEach; item += kNarrowThreads) {
+  for (std::int64_t item = NarrowColumns::kTokens * kEach + threadIdx.x; item < call.rows * kEach;
+       item += kNarrowThreads) {
     if (channel + item % kEach < call.channels) to[item / kEach * call.channels + item % kEach] = 0.0f;
   }
 }
@@ -413,7 +411,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   }
   if (last >= 0) hand_over(static_cast<int>(call.sequences));
   if constexpr (kGradients) {
-    store_narrow_sums(call, transform, NarrowColumns(), share.channel, reinterpret_cast<float*>(room), skip, sums,
+    store_narrow_sums(call, transform, share.channel, reinterpret_cast<float*>(room), skip, sums,
                       dfilter + std::int64_t{share.chunk} * call.rows * call.channels + share.channel);
   }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -1,5 +1,5 @@
-// Sequences of more than kPoints tokens in bf16, at most twice that, as in narrow.cuh: two blocks of a cluster have
-// half of a sequence's tokens each and, of all of them, half of the channels.
+// Outputs of sequences of more than kPoints tokens in bf16, at most twice that, as in narrow.cuh: two blocks of a
+// cluster have half of a sequence's tokens each and, of all of them, half of the channels.
 //
 //     tokens of eight channels, half of a sequence | four channels, all of it: transforms, products | outputs of a half
 //
@@ -13,8 +13,7 @@
 // Spans are of every second of 512 tokens: behind the second product two of these become one of 512 frequencies, as in
 // any transform by radix 2, so that there are no more spans, and products of them, than in narrow.cuh.
 //
-// f16's range is as there, but for spectra of 512 tokens: backward tokens come below 2^-2, so that spectra of x and dy
-// stay below 2^5, their products' sums below 2^14, and what two of these become on the way back below 2^15.
+// f16's range is as there, of spectra of 512 tokens.
 #pragma once
 
 #include "flashgla/ops/long_convolution/cuda/narrow.cuh"
@@ -23,11 +22,8 @@ namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kClusterPoints = 2 * kPoints;
 constexpr int kClusterFold = 32;  // tokens that far apart are neighbours in shared memory
-// Forward a block has two groups of eight channels in turn, so that rows in memory are of 32 bytes.
-template <bool kGradients>
-constexpr int kClusterGroups = kGradients ? 1 : 2;
-// Of the filter's gradient a thread's sums of so many spans wait in memory while it has products to make.
-constexpr int kParkedSpans = 5, kParkedWords = kParkedSpans * kNarrowThreads;  // of a block, float4
+// A block has two groups of eight channels in turn, so that rows in memory are of 32 bytes.
+constexpr int kClusterGroups = 2, kClusterAcross = kClusterGroups * kNarrowChannels;
 // Barriers: tokens that came, room for the other block's outputs; of each warp what the other block's gave, room for
 // it, outputs that the other block's gave.
 constexpr int kClusterLandedAt = kNarrowBarrierAt + 16;
@@ -116,14 +112,13 @@ class ClusterColumns {
  public:
   static constexpr int kChannels = kNarrowChannels / 2, kTokens = kClusterPoints;
 
-  // opposite, beside: where pieces of the lanes land that differ from this one in the highest bit, in bit 1.
+  // opposite: where pieces of the lane land that differs from this one in the highest bit.
   __device__ __forceinline__ ClusterColumns(const NarrowTransform& transform, std::uint32_t rank,
-                                            ClusterLanding& landing, std::uint32_t opposite, std::uint32_t beside)
+                                            ClusterLanding& landing, std::uint32_t opposite)
       : rank_(static_cast<int>(rank)),
         lane_(transform.lane()),
         landing_(landing),
         opposite_(opposite),
-        beside_(beside),
         kept_(transform.lane() < 16 ? 0x3210 : 0x7654) {
     turn_ = words_of(1.0f, [&](int j) {
       const int k2 = transform.lane() / 16 * 8 + 2 * transform.pair() + j;
@@ -163,9 +158,6 @@ class ClusterColumns {
   __device__ __forceinline__ void exchange_filters(float (&values)[kSpans][4]) const {
     landing_.exchange(values, away(), opposite_);
     landing_.release();
-  }
-  __device__ __forceinline__ void exchange_sums(float (&sums)[kSpans][4]) const {
-    landing_.exchange(sums, outputs_away(), beside_);
   }
   // NarrowTransform's, of [half of frequencies][span] of all 512 tokens.
   __device__ __forceinline__ void rows(const NarrowTransform& transform, int tensor, Pair (&to)[2][kSpans]) const {
@@ -231,24 +223,21 @@ class ClusterColumns {
 
   const int rank_, lane_;
   ClusterLanding& landing_;
-  std::uint32_t opposite_, beside_;
+  std::uint32_t opposite_;
   std::uint32_t kept_;  // which of two this half's columns keep: the first, or in the second half the second
   Words turn_;          // e^(-2 pi i (k - 1/4) / 512)
 };
 
 #endif
 
-// y, or with kGradients dx and dfilter [chunks,rows,D]; filters [blocks,kClusterGroups,kNarrowFilterWords], and
-// behind it of gradients [blocks,kParkedWords]. By `maps`, in boxes of kClusterGroups groups of channels and kPoints
-// tokens, of which those that are kClusterFold apart are neighbours, for lines that are one sequence each.
-template <bool kGradients>
-__global__ void __launch_bounds__(kNarrowThreads, 1)
-    narrow_cluster_kernel(Call<__nv_bfloat16> call, uint4* filters, float* dfilter, int chunks,
+// y; filters [blocks,kClusterGroups,kNarrowFilterWords]. By `maps`, in boxes of kClusterGroups groups of channels and
+// kPoints tokens, of which those that are kClusterFold apart are neighbours, for lines that are one sequence each.
+inline __global__ void __launch_bounds__(kNarrowThreads, 1)
+    narrow_cluster_kernel(Call<__nv_bfloat16> call, uint4* filters, int chunks,
                           const __grid_constant__ NarrowMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr int kTensors = kGradients ? 2 : 1, kSource = kTensors - 1;  // of the outputs
-  constexpr int kGroups = kClusterGroups<kGradients>, kAcross = kGroups * kNarrowChannels, kRowBytes = 2 * kAcross;
-  constexpr int kFilterTop = 2, kTops[2] = {kGradients ? -2 : 0, -2};
+  constexpr int kGroups = kClusterGroups, kAcross = kClusterAcross, kRowBytes = 2 * kAcross;
+  constexpr int kFilterTop = 2;
   constexpr float kBack = 0.125f;
   constexpr int kOutBytes = kGroups * kNarrowTokenBytes, kOutAt = kNarrowOutAt + kNarrowTokenBytes - kOutBytes;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -269,24 +258,21 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
     for (int i = 0; i < 2 + 3 * kNarrowWarps; ++i) ptx::mbarrier_init(barrier + 8 * i, 1);
     ptx::fence_barrier_init();
   }
-  // The other block's tokens land where the warp's own points of the second tensor do, forward where nothing else does.
+  // The other block's tokens land where nothing else does.
   const auto lands = [&](int of_lane) {
-    return kGradients ? transform.own_points(1, of_lane)
-                      : base + kNarrowPointsAt + kNarrowPointBytes + (warp * 128 + of_lane % 16) * 16;
+    return base + kNarrowPointsAt + kNarrowPointBytes + (warp * 128 + of_lane % 16) * 16;
   };
   ClusterLanding landing(rank, lane, lands(lane), base + kClusterLandedAt + 8 * warp);
   const std::uint32_t opposite = landing.there(lands(lane ^ 16));
-  const Columns columns(transform, rank, landing, opposite, landing.there(lands(lane ^ 2)));
+  const Columns columns(transform, rank, landing, opposite);
   ptx::cluster_arrive();
   ptx::cluster_wait();
   __syncthreads();
   flashgla::cuda::wait_for_previous();
   const auto ask = [&](int n) {
     if (!leads) return;
-    ptx::mbarrier_arrive_expect(barrier, kTensors * kGroups * kNarrowTokenBytes);
-    const int t1 = static_cast<int>(rank) * (kPoints / kClusterFold);
-    ptx::copy_box(base, &maps.x, channel, t1, 0, n, barrier);
-    if (kGradients) ptx::copy_box(base + kNarrowTokenBytes, &maps.dy, channel, t1, 0, n, barrier);
+    ptx::mbarrier_arrive_expect(barrier, kGroups * kNarrowTokenBytes);
+    ptx::copy_box(base, &maps.x, channel, static_cast<int>(rank) * (kPoints / kClusterFold), 0, n, barrier);
   };
   std::uint32_t sequences = 0;  // so far
   const auto store = [&](int n) {
@@ -312,11 +298,9 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   }
 
   // ---- sequences ----
-  float sums[kGradients ? kSpans : 1][4] = {}, skip = 0.0f;
-  float4* const parked = reinterpret_cast<float4*>(filters + std::int64_t{gridDim.x} * kGroups * kNarrowFilterWords) +
-                         std::int64_t{blockIdx.x} * kParkedWords + threadIdx.x;
+  float skip = 0.0f;
   // Where TMA puts a place of rows of 32 bytes, whose halves change over in every second 128 bytes.
-  const auto swizzled = [](std::uint32_t at) { return kGroups == 1 ? at : at ^ (at >> 3 & 16); };
+  const auto swizzled = [](std::uint32_t at) { return at ^ (at >> 3 & 16); };
   // Outputs: a thread's of [span][t1 half], of which the other block's land where these are put once they are whole.
   std::uint32_t outputs[kSpans][2];
   const std::uint32_t outputs_came = base + kClusterOutputsAt + 8 * warp,
@@ -349,16 +333,13 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   // A warp's tokens of a group of sequence number `of` to the other block, once they have come.
   const auto give = [&](std::uint32_t of, int group) {
     if (group == 0) ptx::mbarrier_wait(barrier, of & 1);
-    landing.begin(4 * kTensors);
+    landing.begin(4);
+    std::uint32_t words[kSpans][2];
+    NarrowTransform::load_tokens<16 * kRowBytes>(tokens ^ group * 16, words);
+    if (!columns.away()) return;
 #pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      std::uint32_t words[kSpans][2];
-      NarrowTransform::load_tokens<16 * kRowBytes>((tokens ^ group * 16) + tensor * kNarrowTokenBytes, words);
-      if (!columns.away()) continue;
-#pragma unroll
-      for (int s = 0; s < kSpans; s += 2) {
-        landing.send(opposite, 4 * tensor + s / 2, words[s][0], words[s][1], words[s + 1][0], words[s + 1][1]);
-      }
+    for (int s = 0; s < kSpans; s += 2) {
+      landing.send(opposite, s / 2, words[s][0], words[s][1], words[s + 1][0], words[s + 1][1]);
     }
   };
   // Once the outputs before have been read from shared memory, those of the other block may land.
@@ -370,21 +351,17 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   const auto take = [&](int n, int group) {
     const int next = n + chunks;
     const bool more = group + 1 < kGroups || next < last;
-    std::uint32_t raw[kTensors][kSpans][2];
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) {
-      NarrowTransform::load_tokens<16 * kRowBytes>((tokens ^ group * 16) + tensor * kNarrowTokenBytes, raw[tensor]);
-    }
+    std::uint32_t raw[1][kSpans][2];
+    auto& words = raw[0];
+    NarrowTransform::load_tokens<16 * kRowBytes>(tokens ^ group * 16, words);
     landing.wait();
     if (columns.away()) {
 #pragma unroll
-      for (int i = 0; i < 4 * kTensors; ++i) {
-        auto& words = raw[i / 4];
-        const int s = i % 4 * 2;
-        landing.take(i, words[s][0], words[s][1], words[s + 1][0], words[s + 1][1]);
+      for (int i = 0; i < 4; ++i) {
+        landing.take(i, words[2 * i][0], words[2 * i][1], words[2 * i + 1][0], words[2 * i + 1][1]);
       }
     }
-    if (!kGradients && more) landing.release();
+    if (more) landing.release();
 
     if (takes > 0) put_outputs((group + 1) % kGroups);
     const auto larger = [](std::uint32_t a, std::uint32_t b) { return __vmaxu2(a, b); };
@@ -397,90 +374,44 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
     if (group == 0 && sequences > 0) store(n - chunks);
     both = largest_in_room(room, Columns::channel(row), both);
     {
-      const float by[2] = {Columns::with_sign(Scale::below(both >> 7 & 0xff, kTops[0]).to, row, warp),
-                           Columns::with_sign(Scale::below(both >> 23, kTops[1]).to, row, warp)};
+      const float by[2] = {Columns::with_sign(Scale::below(both >> 7 & 0xff, 0).to, row, warp), 0.0f};
       scale_tokens(raw, by, skip);
     }
-#pragma unroll
-    for (int tensor = 0; tensor < kTensors; ++tensor) transform.columns(tensor, raw[tensor]);
+    transform.columns(0, words);
     const uint4* const from_filters = own_filters + group * kNarrowFilterWords;
-    uint4* const near_filters = reinterpret_cast<uint4*>(memory + kNarrowPointsAt) + warp * 256 + lane;
     uint4 pieces[8];
-    if (!kGradients) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) pieces[j] = from_filters[32 * j];
-    }
+    for (int j = 0; j < 8; ++j) pieces[j] = from_filters[32 * j];
     __syncthreads();
     {
-      Pair x[2][kSpans], w[2][kSpans];
+      Pair x[2][kSpans];
       columns.rows(transform, 0, x);
-      if constexpr (kGradients) {
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          ptx::copy_async_16(ptx::shared_address(near_filters + 32 * j), from_filters + 32 * j);
-        }
-        ptx::copy_async_commit();
-        columns.rows(transform, 1, w);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) correlate_spans(x[h], w[h]);
-        __syncwarp();
-        columns.rows_back(transform, 1, x);
-        ptx::copy_async_wait<0>();
-      }
-      auto& source = kGradients ? w : x;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         Pair g[kSpans];
 #pragma unroll
         for (int q = 0; q < kSpans / 2; ++q) {
-          const uint4 four = kGradients ? near_filters[(4 * h + q) * 32] : pieces[4 * h + q];
+          const uint4 four = pieces[4 * h + q];
           g[2 * q] = {as_pair(four.x), as_pair(four.y)};
           g[2 * q + 1] = {as_pair(four.z), as_pair(four.w)};
         }
-        kGradients ? correlate(g, source[h], kSpans) : convolve(g, source[h], kSpans);
+        convolve(g, x[h], kSpans);
       }
       __syncwarp();
-      columns.rows_back(transform, 0, source);
+      columns.rows_back(transform, 0, x);
     }
-    if constexpr (kGradients) {
-#pragma unroll
-      for (int s = 0; s < kParkedSpans; ++s) {
-        const float4 four = sequences > 0 ? __ldcg(parked + s * kNarrowThreads) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        sums[s][0] = four.x, sums[s][1] = four.y, sums[s][2] = four.z, sums[s][3] = four.w;
-      }
-    }
-    if (!kGradients) make_room(group);
+    make_room(group);
     __syncthreads();
     std::uint32_t back[2][4];
     transform.transpose_columns(back);
     // What takes results of columns 2 pair() and the next back.
-    const auto from_of = [&](int tensor, int i) {
+    const auto from_of = [&](int i) {
       const std::uint32_t of = __shfl_sync(0xffffffffu, both, 8 * pair + 4 * i);
-      return Scale::below(tensor == 0 ? of >> 7 & 0xff : of >> 23, kTops[tensor]).from;
+      return Scale::below(of >> 7 & 0xff, 0).from;
     };
-    const float of_source[2] = {from_of(kSource, 0), from_of(kSource, 1)};
-    if constexpr (kGradients) {
-      const float by[2] = {Columns::with_sign(kBack * of_source[0] * from_of(0, 0), 2 * pair, warp),
-                           Columns::with_sign(kBack * of_source[1] * from_of(0, 1), 2 * pair, warp)};
-      NarrowTransform::columns_back<kSpans>(back, transform.points(1), [&](int s, const float(&values)[4][4]) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          sums[s + i / 4][i % 4] = fmaf(values[i / 4][i % 4], by[i % 2], sums[s + i / 4][i % 4]);
-        }
-      });
-      make_room(group);
-      landing.release();
-      if (more) {
-#pragma unroll
-        for (int s = 0; s < kParkedSpans; ++s) {
-          __stcg(parked + s * kNarrowThreads, make_float4(sums[s][0], sums[s][1], sums[s][2], sums[s][3]));
-        }
-      }
-    }
     const auto& scales = filter_scales;
-    const float by[2] = {of_source[0] * (group == 0 ? scales[0][0] : scales[kGroups - 1][0]),
-                         of_source[1] * (group == 0 ? scales[0][1] : scales[kGroups - 1][1])};
+    const float by[2] = {from_of(0) * (group == 0 ? scales[0][0] : scales[kGroups - 1][0]),
+                         from_of(1) * (group == 0 ? scales[0][1] : scales[kGroups - 1][1])};
     if (group == 0 && sequences > 0) ptx::mbarrier_wait(room_here, sequences & 1 ^ 1);
     if (lane == 0) ptx::mbarrier_arrive_expect(outputs_came, 4 * 256);
     NarrowTransform::columns_back<kSpans>(back, transform.points(0), [&](int s, const float(&values)[4][4]) {
@@ -512,10 +443,6 @@ __global__ void __launch_bounds__(kNarrowThreads, 1)
   ptx::fence_async_proxy();
   __syncthreads();
   if (sequences > 0) store(first + (static_cast<int>(sequences) - 1) * chunks);
-  if constexpr (kGradients) {
-    store_narrow_sums(call, transform, columns, channel, reinterpret_cast<float*>(room), skip, sums,
-                      dfilter + std::int64_t{chunk} * call.rows * call.channels + channel);
-  }
   if (leads) ptx::store_bulk_wait_read();
   // The other block's last words have come, and so have its threads.
   ptx::cluster_arrive();

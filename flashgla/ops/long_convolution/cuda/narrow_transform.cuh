@@ -279,7 +279,6 @@ struct NarrowColumns {
   static __device__ __forceinline__ float load_if(bool there, const float* at) { return there ? *at : 0.0f; }
   // From threads that have eight channels' numbers to those of columns, and back.
   static __device__ __forceinline__ void exchange_filters(float (&)[kSpans][4]) {}
-  static __device__ __forceinline__ void exchange_sums(float (&)[kSpans][4]) {}
 };
 
 // x becomes the correlation with w: of span l E_l + i E_(l+1), E_l the sum over a of the conjugate of x[a] times

@@ -6,9 +6,12 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-// Blocks of up to 8,192 points are two a multiprocessor: one's products are made beside what the other waits for.
+// Blocks of 8,192 points are two a multiprocessor, of 4,096 four: one's products are made beside what another waits
+// for.
 template <int R>
-constexpr int kWholeBlocks = R <= 2 ? 2 : 1;
+constexpr int kWholeBlocks = R == 1   ? 4
+                             : R == 2 ? 2
+                                      : 1;
 template <int R>
 constexpr int kWholeThreads = 512 / kWholeBlocks<R>;
 template <int R>
@@ -50,11 +53,11 @@ struct WholeMemory {
     }
     ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     ColumnTurns<R>::fill(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
-    if (warp == 2) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
-    if (warp == 3) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
+    if (warp == 1) put(memory + kStepsAt, lane, TileSteps::of<false>(row, pair, 1.0f));
+    if (warp == 2) put(memory + kStepsAt + kLanesBytes<TileSteps>, lane, TileSteps::of<true>(row, pair, 1.0f));
     // A filter's spectrum comes below 2^-4.
     constexpr float kFilter = 1.0f / 4096;
-    if (warp == 4) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
+    if (warp == 3) put(memory + kStepsAt + 2 * kLanesBytes<TileSteps>, lane, TileSteps::of<false>(row, pair, kFilter));
   }
 };
 
