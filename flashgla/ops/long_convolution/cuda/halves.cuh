@@ -41,7 +41,7 @@ class HalvesWarp : public WholeWarp<R> {
   static_assert(Memory::kBytes <= (228 / kWholeBlocks<R> - 1) * 1024);
 
  public:
-  // A warp's quads of a part, which are asked for ahead of a barrier, and scales of all units of two.
+  // A warp's quads of a part, which are asked for ahead of a barrier, and scales of all units of two sequences.
   struct First {
     float4 scales;
     uint4 words[kPartRounds][2];
@@ -80,8 +80,8 @@ class HalvesWarp : public WholeWarp<R> {
     return __shfl_xor_sync(0xffffffffu, value, 16);
   }
 
-  // Units of parts from `begin` to `end` to columns, the first of which came; a part's are at of(part), and factors'
-  // lanes have ratios(part).
+  // Units of parts from `begin` to `end` to columns. `next` has the first's; a later part's are at of(part), and are
+  // asked for while the one before goes. ratios(part) are lanes' factors.
   template <class Ratios, class Of>
   __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios, const Of& of) const {
     const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);

@@ -204,7 +204,8 @@ struct ColumnTurns {
   }
   template <bool kBack>
   static __device__ __forceinline__ ColumnTurns get(const unsigned char* memory, int p, int lane) {
-    const int column = lane / 8, other = lane % 4, odd = lane / 4 % 2;  // of the second: its columns, the pair of rows
+    // Of the second: its columns (k2 or t2, and s2), the pair of rows, and which s1 of a pair a column is.
+    const int column = lane / 8, other = lane % 4, odd = lane / 4 % 2;
     ColumnTurns result;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

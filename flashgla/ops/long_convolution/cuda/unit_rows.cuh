@@ -19,7 +19,7 @@ struct WholeCall {
   const void* skip;
   bool wide_skip;  // f32
   float *dfilter, *dskip, *products;
-  uint4* turns;  // of tiles
+  uint4* turns;  // of tiles (TileTurns), which the filter's rows make
   int* done;     // of each group of kUnitChannels how many items have their results
 
   __host__ __device__ __forceinline__ bool backward() const { return chunks > 0; }
