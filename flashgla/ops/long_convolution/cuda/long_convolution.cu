@@ -74,7 +74,7 @@ struct Cut {
   std::int64_t channels_ = 0, longest_ = 0;
 };
 
-// What other kernels than whole transforms', which take it as it is, need.
+// What kernels need, but whole transforms' that are the only ones, which take it as it is.
 const float* skip_in_f32(Context& context, const Inputs& in, bool only_whole) {
   return only_whole ? nullptr : weight_in_f32(context, in.skip, in.skip.size(0));
 }
@@ -334,8 +334,8 @@ void queue_narrow(Context& context, const Inputs& in, const float* skip, const C
 // Outputs of sequences that two blocks of a cluster share. Whether they can; where a call is planned, as though they
 // could.
 bool by_clusters(const Context& context, const Inputs& in, const Cut& cut, const TensorView& y) {
-  const bool boxes = in.x.size(1) % cuda::kClusterFold == 0 && by_boxes(in, in.x, y);
-  return cut.clusters() && (boxes || context.planning());
+  if (!cut.clusters()) return false;
+  return context.planning() || (in.x.size(1) % cuda::kClusterFold == 0 && by_boxes(in, in.x, y));
 }
 void queue_clusters(Context& context, const Inputs& in, const float* skip, const Cut& cut, const TensorView& y) {
   constexpr int kAcross = cuda::kClusterAcross, kFold = cuda::kClusterFold;
