@@ -110,7 +110,7 @@ class ClusterLanding {
 // The columns of the first product: four channels of a sequence's first half, the same of its second.
 class ClusterColumns {
  public:
-  static constexpr int kChannels = kNarrowChannels / 2, kTokens = kClusterPoints;
+  static constexpr int kChannels = kNarrowChannels / 2;
 
   // opposite: where pieces of the lane land that differs from this one in the highest bit.
   __device__ __forceinline__ ClusterColumns(const NarrowTransform& transform, std::uint32_t rank,

@@ -184,14 +184,6 @@ class NarrowTransform {
     }
   }
 
-  // Where a lane of the warp reads its first point of a tensor in columns_back; those of the next spans lie 256 bytes
-  // on. Before columns() and behind columns_back() no other warp touches these points.
-  __device__ __forceinline__ std::uint32_t own_points(int tensor, int lane) const {
-    const int low = lane % 8, mine = lane_ % 8;
-    return columns_ + tensor * kNarrowPointBytes + ((lane / 8 % 2 - lane_ / 8 % 2) * 8 + low - mine) * 4096 +
-           (lane / 16 - lane_ / 16) * 2048 + ((warp_ ^ low) - (warp_ ^ mine)) * 16;
-  }
-
   // The matrix of the way back to tokens.
   __device__ __forceinline__ void transpose_columns(std::uint32_t (&to)[2][4]) const {
 #pragma unroll
@@ -277,7 +269,7 @@ struct NarrowColumns {
   }
   // A number of memory, or 0.
   static __device__ __forceinline__ float load_if(bool there, const float* at) { return there ? *at : 0.0f; }
-  // From threads that have eight channels' numbers to those of columns, and back.
+  // From threads that have eight channels' numbers to those of columns.
   static __device__ __forceinline__ void exchange_filters(float (&)[kSpans][4]) {}
 };
 

@@ -187,6 +187,7 @@ class WholeWarp {
   __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
     return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
   }
+
   unsigned char* memory_;
   int lane_, warp_;
 };
