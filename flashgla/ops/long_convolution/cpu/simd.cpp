@@ -73,6 +73,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace simd = flashgla::simd::HWY_NAMESPACE;
 using simd::VF32;
 
+constexpr std::int64_t kMostLanes = HWY_MAX_BYTES / sizeof(float);
 HWY_INLINE std::int64_t lanes() { return static_cast<std::int64_t>(hn::Lanes(simd::F32())); }
 
 struct Complex {
@@ -273,6 +274,7 @@ struct Backward : Task<T> {
   float *dfilter, *dskip;
   Numbers gradient{}, sums{};  // spectra: of dy, and of what the filter's gradient is the sum of
   std::int64_t summed = 0;     // tokens of the longest sequence in `sums`
+  double skip_sums[kMostLanes] = {};
 
   Backward(const Call& call, const Channels& channels, const TensorView& from, const InputGradients& to)
       : Task<T>(call, channels), dy(from), dx(to.dx), dfilter(to.dfilter.as<float>()), dskip(to.dskip.as<float>()) {}
@@ -341,12 +343,26 @@ struct Backward : Task<T> {
       this->channels.store(hn::MulAdd(skip, dy_at(sequence, t), sum), dx[sequence.begin + t]);
     }
   }
-  void skips(std::int64_t n, const Sequence& sequence) const {
-    VF32 sum = this->channels.load(dskip);
-    for (std::int64_t t = 0; t < sequence.length(); ++t) {
-      sum = hn::MulAdd(dy_at(sequence, t), this->token(n, sequence, sequence.past + t), sum);
+  // A sequence's share of the skip's gradient. Blocks of tokens are summed apart in f32, then in f64: products of all
+  // sequences' tokens may cancel to little of what they add up to on the way.
+  void skips(std::int64_t n, const Sequence& sequence) {
+    constexpr std::int64_t kBlock = 16;
+    const simd::F32 d;
+    for (std::int64_t begin = 0; begin < sequence.length(); begin += kBlock) {
+      VF32 sum = hn::Zero(d);
+      for (std::int64_t t = begin; t < std::min(sequence.length(), begin + kBlock); ++t) {
+        sum = hn::MulAdd(dy_at(sequence, t), this->token(n, sequence, sequence.past + t), sum);
+      }
+      float sums[kMostLanes];
+      hn::StoreU(sum, d, sums);
+      for (std::int64_t i = 0; i < lanes(); ++i) skip_sums[i] += static_cast<double>(sums[i]);
     }
-    this->channels.store(sum, dskip);
+  }
+  void store_skips() const {
+    float* to = dskip + this->channels.first;
+    for (std::int64_t i = 0; i < this->channels.count; ++i) {
+      to[i] = static_cast<float>(static_cast<double>(to[i]) + skip_sums[i]);
+    }
   }
 };
 
@@ -390,6 +406,7 @@ void backward_of(Context& context, const Call& call, const TensorView& dy, const
       }
     }
     task.flush();
+    task.store_skips();
   });
 }
 

@@ -24,15 +24,17 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
       {1, 1400, 10, {}, {0, 350, 367, 367, 1400}},  // on a GPU, sequences of both ways in a call
       {3, 1100, 6},
       {2, 300, 5, {3000, 20}},
+      {33, 2100, 1},  // 69,300 products in the skip's gradient, which cancel to 3e-4 of their magnitudes' sum
+      {1, 9000, 3},
   };
   if (cuda_device_count() > 0) {
     // On a GPU: in whole rows, with several sequences a block; more than its transform, up to 4, 16 or more blocks.
     forms.insert(forms.end(),
                  {{3, 1100, 16}, {18, 520, 8}, {2, 2048, 35}, {3, 1104, 24}, {18, 528, 16}, {2, 2048, 16}});
-    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {1, 2300, 72}, {1, 9000, 3}, {1, 33000, 1}});
+    forms.insert(forms.end(), {{1, 4500, 3}, {2, 2300, 24}, {1, 2300, 72}, {1, 33000, 1}});
     // Whole sequences of each size, one or several, in whole pieces and not, of more than are summed at once, behind
     // tokens.
-    forms.insert(forms.end(), {{33, 2100, 1}, {3, 4200, 8}, {1, 8300, 8}, {3, 8300, 1}, {1, 16400, 1}, {2, 16400, 1}});
+    forms.insert(forms.end(), {{3, 4200, 8}, {1, 8300, 8}, {3, 8300, 1}, {1, 16400, 1}, {2, 16400, 1}});
     forms.insert(forms.end(), {{1, 2100, 330}});  // more groups of channels than leave at once
     // Those that two blocks share: channels of half a cluster, a tail of a span, all tokens, several sequences a block.
     forms.insert(forms.end(), {{3, 2080, 24}, {3, 3008, 8}, {3, 4096, 16}, {35, 2080, 8}});
