@@ -82,6 +82,9 @@ struct Call {
   cudaStream_t stream() const { return static_cast<cudaStream_t>(context.stream()); }
   int tiles() const { return static_cast<int>((problem.key_dim + kWidth - 1) / kWidth); }
   unsigned blocks(std::int64_t heads) const { return static_cast<unsigned>(p.sequences.most_chunks * heads * tiles()); }
+  Parts parts(std::int64_t heads, int most) const {
+    return Parts::of(blocks(heads), context.architecture().multiprocessors, most);
+  }
   // f(an element of the call's dtype, whether the tensors are in pairs as a constant). kNormalized: never f16.
   template <bool kNormalized, class F>
   void with_element(std::initializer_list<TensorView> views, F f) const {
@@ -126,15 +129,16 @@ struct Call {
       map({{k}}, 1, {inputs.k, features});
       scan<false>(z_sums, 1, inputs.z0, zt);
     }
+    const Parts of_tiles = parts(problem.query_heads, kWarps / tiles());
     with_element<true>({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
       using T = decltype(element);
       constexpr bool kPairs = decltype(pairs)::value;
       launch("gated_linear_attention denominators",
              d_o ? divide_kernel<T, kPairs, true> : divide_kernel<T, kPairs, false>,
              dim3(static_cast<unsigned>(p.sequences.most_chunks * problem.query_heads)),
-             32 * std::min(kWarps, tiles() * parts_of(tiles())), 0, stream(), next(), p.sequences, tokens(inputs.q),
+             32 * std::min(kWarps, tiles() * of_tiles.count()), 0, stream(), next(), p.sequences, tokens(inputs.q),
              tokens(plain.k), tokens(plain.q), tokens(o), tokens(d_o), normaliser, map_of(problem.feature_map), p.heads,
-             p.group);
+             p.group, of_tiles);
     });
   }
 };
@@ -247,11 +251,12 @@ void backward_through_features(Context& context, const Problem& problem, const I
              map);
     });
   } else if (d_in.dq || d_in.dk) {
+    const Parts of_tiles = call.parts(problem.heads, kWarps);
     call.with_element<true>(views, [&](auto element, auto pairs) {
       launch("gated_linear_attention gradients of features", join_kernel<decltype(element), decltype(pairs)::value>,
-             dim3(call.blocks(problem.heads)), 32 * parts_of(call.tiles()), 0, call.stream(), call.next(),
-             call.p.sequences, tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map,
-             call.p.heads, call.p.group);
+             dim3(call.blocks(problem.heads)), 32 * of_tiles.count(), 0, call.stream(), call.next(), call.p.sequences,
+             tokens(inputs.q), tokens(inputs.k), tokens(d_in.dq), tokens(d_in.dk), w, map, call.p.heads, call.p.group,
+             of_tiles);
     });
   }
 }

@@ -1,7 +1,7 @@
 // The normaliser's kernels. Equations: features/README.md.
 // In divide and join a warp has a tile of 64 channels, lane l those of kernels.cuh, and walks through a chunk's tokens,
-// eight at a time, so that z and dz are running sums in registers. Where a head has fewer tiles than a block has warps,
-// the warps of a tile share its tokens, and first sum over theirs what those before (dz: behind) them begin with.
+// eight at a time, so that z and dz are running sums in registers. Where a call has few tiles, several warps share the
+// tokens of each, and first sum over theirs what those before (dz: behind) them begin with.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/features/kernels.cuh"
@@ -62,18 +62,23 @@ struct Normaliser {
   float* dz_sums = nullptr;  // [chunks, H, K]: sum over the chunk of phi(q) dd; then, per kv head, what follows it
 };
 
-// Warps that share a tile's tokens, so that a head of few tiles has kWarps all the same: 8, 4, 2 or 1.
-__host__ __device__ __forceinline__ int parts_of(int tiles) {
-  int parts = kWarps;
-  while (parts > 1 && parts * tiles > kWarps) parts /= 2;
-  return parts;
-}
-// A warp's part of the chunk's tokens.
-struct Part {
-  int index, count, rows;  // rows: of each part
-  __device__ __forceinline__ Part(int tiles, int warp)
-      : index(warp % parts_of(tiles)), count(parts_of(tiles)), rows(kChunk / count) {}
-  __device__ __forceinline__ int first() const { return index * rows; }
+// How many warps share the tokens of each tile, 1, 2, 4 or 8, and a warp's part of a chunk's tokens.
+struct Parts {
+  int log;
+
+  // The fewest, but not above `most`, that give a multiprocessor kEnoughWarps for a call's tiles, since what they sum
+  // first is read once more.
+  static Parts of(std::int64_t tiles, int multiprocessors, int most) {
+    constexpr std::int64_t kEnoughWarps = 12;
+    int log = 3;
+    while (log > 0 && (1 << log > most || tiles << (log - 1) >= kEnoughWarps * multiprocessors)) --log;
+    return {log};
+  }
+  __host__ __device__ __forceinline__ int count() const { return 1 << log; }
+  __device__ __forceinline__ int rows() const { return kChunk >> log; }  // of each part
+  __device__ __forceinline__ int of_row(int row) const { return row / kRows >> (3 - log); }
+  __device__ __forceinline__ int own() const { return static_cast<int>(threadIdx.x / 32) & (count() - 1); }
+  __device__ __forceinline__ int first() const { return own() * rows(); }
 };
 
 // Lane i has the sum over all lanes of value i % kRows.
@@ -94,18 +99,18 @@ __device__ __forceinline__ float sums_of_lanes(const float (&x)[kRows]) {
 // Sums over the parts of a warp's tile that are before its own (kLater: behind it), and over all of them in `all`. Two
 // barriers.
 template <bool kLater = false>
-__device__ __forceinline__ float2 sum_of_parts(WarpSums& sums, const Part& part, float2 mine, float2& all) {
+__device__ __forceinline__ float2 sum_of_parts(WarpSums& sums, const Parts& parts, float2 mine, float2& all) {
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   float2 others = make_float2(0.0f, 0.0f);
   all = mine;
-  if (part.count == 1) return others;
+  if (parts.count() == 1) return others;
   __syncthreads();
   sums[warp][lane] = mine;
   __syncthreads();
   all = others;
-  for (int i = 0; i < part.count; ++i) {
-    const float2 x = sums[warp - part.index + i][lane];
-    if (kLater ? i > part.index : i < part.index) others = plus(others, x);
+  for (int i = 0; i < parts.count(); ++i) {
+    const float2 x = sums[warp - parts.own() + i][lane];
+    if (kLater ? i > parts.own() : i < parts.own()) others = plus(others, x);
     all = plus(all, x);
   }
   return others;
@@ -113,19 +118,19 @@ __device__ __forceinline__ float2 sum_of_parts(WarpSums& sums, const Part& part,
 
 // Calls work(first, batch) for a part's rows by eight, which load(first, batch) reads.
 template <class Batch, class Load, class Work>
-__device__ __forceinline__ void for_batches(const Part& part, const Load& load, const Work& work) {
+__device__ __forceinline__ void for_batches(const Parts& parts, const Load& load, const Work& work) {
   Batch batch;
   load(0, batch);
 #pragma unroll 1
-  for (int first = 0; first < part.rows; first += kRows) {
+  for (int first = 0; first < parts.rows(); first += kRows) {
     work(first, batch);
-    if (first + kRows < part.rows) load(first + kRows, batch);
+    if (first + kRows < parts.rows()) load(first + kRows, batch);
   }
 }
 
-// Blocks that a multiprocessor holds.
+// Blocks of kThreads that a multiprocessor holds.
 template <class T, bool kPairs, bool kBackward>
-constexpr int kDivideBlocks = kPairs && !kBackward && sizeof(T) == 2 ? 3 : 2;
+constexpr int kDivideBlocks = kPairs && !kBackward && sizeof(T) == 2 ? 4 : 2;
 constexpr int kJoinBlocks = 2;
 
 // phi(q) / d of every token to `out`, phi(k) read from `features`. kBackward: also what the backward needs. Grid:
@@ -135,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
     divide_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q,
                   const __grid_constant__ Tokens features, const __grid_constant__ Tokens out,
                   const __grid_constant__ Tokens o, const __grid_constant__ Tokens d_o,
-                  const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+                  const __grid_constant__ Normaliser w, Map map, int heads, int group, Parts parts) {
   begin_kernel();
   __shared__ WarpSums warp_sums;
   __shared__ float sums[kBackward ? 2 : 1][kWarps][kChunk];  // a warp's, of d and of do . o
@@ -143,15 +148,14 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
   const int query_heads = heads * group, K = q.channels, tiles = (K + kWidth - 1) / kWidth;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32,
             warps = static_cast<int>(blockDim.x) / 32;
-  const Part part(tiles, warp);
-  const Place at = place_of(s, query_heads, 1, part.first());
+  const Place at = place_of(s, query_heads, 1, parts.first());
   if (at.chunk_rows == 0) return;
-  const int head = at.head / group, first_tile = warp / part.count, step = warps / part.count;
+  const int head = at.head / group, first_tile = warp >> parts.log, step = warps >> parts.log;
   const float* starts = w.z_starts + (at.chunk * heads + head) * K;
   // Of a batch of rows, from row `first` of the part's on: what this warp's tile gives to each.
   const auto add_up = [&](int which, bool begins, int first, const float(&x)[kRows]) {
     const float sum = sums_of_lanes(x);
-    float& place = sums[which][warp][part.first() + first + lane % kRows];
+    float& place = sums[which][warp][parts.first() + first + lane % kRows];
     if (lane < kRows) place = begins ? sum : place + sum;
   };
   struct Two {
@@ -164,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
         two.x.load(o, at.behind(first), at.head, channel);
         two.y.load(d_o, at.behind(first), at.head, channel);
       };
-      for_batches<Two>(part, load, [&](int first, const Two& two) {
+      for_batches<Two>(parts, load, [&](int first, const Two& two) {
         float products[kRows];
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -178,22 +182,22 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
   for (int tile = first_tile; tile < tiles && !w.finds_inverses; tile += step) {
     const int channel = kWidth * tile + 2 * lane;
     float2 z = two_floats(starts, channel, K);
-    if (part.count > 1) {
+    if (parts.count() > 1) {
       float2 sum = make_float2(0.0f, 0.0f), all;
 #pragma unroll 1
-      for (int first = 0; first < part.rows; first += kRows) {
+      for (int first = 0; first < parts.rows(); first += kRows) {
         Loaded<T, kPairs> y;
         y.load(features, at.behind(first), head, channel);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) sum = plus(sum, y[i]);
       }
-      z = plus(sum_of_parts(warp_sums, part, sum, all), z);
+      z = plus(sum_of_parts(warp_sums, parts, sum, all), z);
     }
     const auto load = [&](int first, Two& two) {
       two.y.load(features, at.behind(first), head, channel);
       two.x.load(q, at.behind(first), at.head, channel);
     };
-    for_batches<Two>(part, load, [&](int first, const Two& two) {
+    for_batches<Two>(parts, load, [&](int first, const Two& two) {
       float d[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
   for (int row = static_cast<int>(threadIdx.x); row < kChunk; row += static_cast<int>(blockDim.x)) {
     const auto total = [&](int which) {  // over the warps that have this row
       float sum = 0.0f;
-      for (int of = row / part.rows; of < warps; of += part.count) sum += sums[which][of][row];
+      for (int of = parts.of_row(row); of < warps; of += parts.count()) sum += sums[which][of][row];
       return sum;
     };
     const std::int64_t token = (at.chunk * query_heads + at.head) * kChunk + row;
@@ -227,8 +231,8 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
     const int channel = kWidth * tile + 2 * lane;
     float2 sum = make_float2(0.0f, 0.0f), all;
     const auto load = [&](int first, Loaded<T, kPairs>& x) { x.load(q, at.behind(first), at.head, channel); };
-    for_batches<Loaded<T, kPairs>>(part, load, [&](int first, const Loaded<T, kPairs>& x) {
-      const int row = part.first() + first;
+    for_batches<Loaded<T, kPairs>>(parts, load, [&](int first, const Loaded<T, kPairs>& x) {
+      const int row = parts.first() + first;
       const Out<T, kPairs> to(out, at.behind(first), at.head, channel);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -238,8 +242,8 @@ __global__ void __launch_bounds__(kThreads, kDivideBlocks<T, kPairs, kBackward>)
       }
     });
     if constexpr (kBackward) {
-      sum_of_parts(warp_sums, part, sum, all);
-      if (part.index == 0) {
+      sum_of_parts(warp_sums, parts, sum, all);
+      if (parts.own() == 0) {
         store_two_floats(w.dz_sums + (at.chunk * query_heads + at.head) * K, channel, K, all);
       }
     }
@@ -259,25 +263,24 @@ template <class T, bool kPairs>
 __global__ void __launch_bounds__(kThreads, kJoinBlocks)
     join_kernel(const __grid_constant__ Sequences s, const __grid_constant__ Tokens q, const __grid_constant__ Tokens k,
                 const __grid_constant__ Tokens dq, const __grid_constant__ Tokens dk,
-                const __grid_constant__ Normaliser w, Map map, int heads, int group) {
+                const __grid_constant__ Normaliser w, Map map, int heads, int group, Parts parts) {
   begin_kernel();
   __shared__ WarpSums warp_sums;
   const int query_heads = heads * group, K = q.channels, tiles = (K + kWidth - 1) / kWidth;
-  const Part part(tiles, static_cast<int>(threadIdx.x) / 32);
-  const Place at = place_of(s, heads, tiles, part.first());
+  const Place at = place_of(s, heads, tiles, parts.first());
   if (at.chunk_rows == 0) return;
   const int channel = kWidth * at.tile + 2 * static_cast<int>(threadIdx.x % 32);
   const auto values_at = [&](const float* values, int head, int first) {
     RowValues of;
-    of.load(values + (at.chunk * query_heads + head) * kChunk + part.first() + first);
+    of.load(values + (at.chunk * query_heads + head) * kChunk + parts.first() + first);
     return of;
   };
   float2 before = two_floats(w.z_starts + (at.chunk * heads + at.head) * K, channel, K);
   float2 after = two_floats(w.dz_sums + (at.chunk * query_heads + at.head * group) * K, channel, K);
-  if (part.count > 1) {
+  if (parts.count() > 1) {
     float2 of_k = make_float2(0.0f, 0.0f), of_q = of_k, all;
 #pragma unroll 1
-    for (int first = 0; first < part.rows; first += kRows) {
+    for (int first = 0; first < parts.rows(); first += kRows) {
       Loaded<T, kPairs> x;
       x.load(k, at.behind(first), at.head, channel);
 #pragma unroll
@@ -289,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
         for (int i = 0; i < kRows; ++i) of_q = fma_both(phi<T>(map, x[i]), dd[i], of_q);
       }
     }
-    before = plus(before, sum_of_parts(warp_sums, part, of_k, all));
-    after = plus(after, sum_of_parts<true>(warp_sums, part, of_q, all));
+    before = plus(before, sum_of_parts(warp_sums, parts, of_k, all));
+    after = plus(after, sum_of_parts<true>(warp_sums, parts, of_q, all));
   }
   if (dq.view.data != nullptr) {
     for (int head = at.head * group; head < (at.head + 1) * group; ++head) {
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
         of.inverse = values_at(w.inverses, head, first);
         of.dd = values_at(w.d_denominators, head, first);
       };
-      for_batches<Batch>(part, load, [&](int first, const Batch& of) {
+      for_batches<Batch>(parts, load, [&](int first, const Batch& of) {
         const Out<T, kPairs> out(dq, at.behind(first), head, channel);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -325,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
     Loaded<T, kPairs> k, dk, q;  // q of the first head
     RowValues dd;
   };
-  const auto from_end = [&](int first) { return part.rows - kRows - first; };
+  const auto from_end = [&](int first) { return parts.rows() - kRows - first; };
   const auto load = [&](int first, Batch& of) {
     const Place rows = at.behind(from_end(first));
     of.k.load(k, rows, at.head, channel);
@@ -333,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kJoinBlocks)
     of.q.load(q, rows, at.head * group, channel);
     of.dd = values_at(w.d_denominators, at.head * group, from_end(first));
   };
-  for_batches<Batch>(part, load, [&](int first, const Batch& of) {
+  for_batches<Batch>(parts, load, [&](int first, const Batch& of) {
     const Place rows = at.behind(from_end(first));
     float2 of_rows[kRows];
 #pragma unroll
