@@ -1,8 +1,8 @@
 // Transforms of up to 16,384 points (whole_warp.cuh) of two sequences at a time, or of one's x and dy. A block's points
-// lie in three parts of shared memory, of one or two channels each: the filter's, the first sequence's or dy's, the
-// second's or x's. So spectra that are multiplied meet where they are made. Behind that each thread keeps in the
-// filter's part what is its own of the filter's spectrum or, for gradients, of sums over sequences, of which the
-// filter's spectrum alone waits in memory then.
+// of a channel lie in three parts of shared memory: the filter's, the first sequence's or dy's, the second's or x's. So
+// spectra that are multiplied meet where they are made. Behind that each thread keeps in the filter's part what is its
+// own of the filter's spectrum or, for gradients, of sums over sequences, of which the filter's spectrum alone waits in
+// memory then.
 #pragma once
 
 #include <array>
@@ -12,15 +12,10 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-// Of a part.
 template <int R>
-constexpr int kPartTiles = kPartPoints<R> / 256;
-template <int R>
-constexpr int kPartSpectrum = kPartTiles<R> * 64;
+constexpr int kPartSpectrum = WholeShape<R>::kTiles * 64;
 constexpr int kPartRounds = 2;   // of a warp
 constexpr int kScalesAhead = 4;  // sequences
-template <int R>
-constexpr int kHalvesTogether = kPartPoints<R> / WholeShape<R>::kPoints;  // channels of a block
 
 // Units of kPoints tokens to the second cache, by one thread.
 template <int kPoints>
@@ -51,7 +46,6 @@ class HalvesWarp : public WholeWarp<R> {
       words[round][1] = __ldcg(from + 64 * Base::kWarps * round + 32);
     }
   };
-  static constexpr int kTogether = kHalvesTogether<R>;
 
   __device__ __forceinline__ HalvesWarp(const Base& warp, const uint4* turns) : Base(warp), turns_(turns) {}
 
@@ -63,8 +57,8 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number, const Units& second,
                                            std::int64_t second_number) const {
     const float* own =
-        lane_ >= 16 ? units.scales + number * kPartTiles<R> : second.scales + second_number * kPartTiles<R>;
-    return __ldcg(reinterpret_cast<const float4*>(own) + lane_ % (kPartTiles<R> / 4));
+        lane_ >= 16 ? units.scales + number * Base::Shape::kTiles : second.scales + second_number * Base::Shape::kTiles;
+    return __ldcg(reinterpret_cast<const float4*>(own) + lane_ % (Base::Shape::kTiles / 4));
   }
   __device__ __forceinline__ First first(const Units& units, std::int64_t number, float4 scales) const {
     First result;
@@ -111,10 +105,9 @@ class HalvesWarp : public WholeWarp<R> {
 #pragma unroll 1
     for (int part = begin; part < end; ++part) {
       uint4* to = of(part);
+      const float own = kHalf ? 1.0f : __shfl_sync(0xffffffffu, scale, 16 * part);
 #pragma unroll
       for (int i = 0; i < kPartRounds; ++i) {
-        // A round is another channel where two are a part.
-        const float own = kHalf ? 1.0f : __shfl_sync(0xffffffffu, scale, 16 * part + (kTogether > 1 ? 4 * R * i : 0));
         this->template take_columns<kHalf>(steps, turns, place.of_round(i) + part * kPartBytes<R>, own,
                                            to + 64 * Base::kWarps * i);
       }
@@ -127,7 +120,7 @@ class HalvesWarp : public WholeWarp<R> {
     const Constants all(memory_, lane_);
     TileTurns along = turns_of(warp_, false);
 #pragma unroll 1
-    for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
+    for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
       const TileTurns down = turns_of(tile, true);
@@ -140,7 +133,7 @@ class HalvesWarp : public WholeWarp<R> {
       } else {
         kept(tile).with(filter, [](Words& to, Words from) { to = from; });
       }
-      if (i + 1 < kPartTiles<R> / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
+      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         first[k / 2][k % 2].template turn<false>(filter[k / 2][k % 2]);
@@ -160,7 +153,7 @@ class HalvesWarp : public WholeWarp<R> {
     filter += warp_ * 64 + lane_;
     TileTurns along = turns_of(warp_, false);
 #pragma unroll 1
-    for (int i = 0; i < kPartTiles<R> / Base::kWarps; ++i) {
+    for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
       const TileTurns down = turns_of(tile, true);
@@ -178,9 +171,9 @@ class HalvesWarp : public WholeWarp<R> {
       } else {
         if (!begin) kept(tile).with(x, Plus());
         TimesConjugate()(dy, next, 0);
-        if (i + 1 < kPartTiles<R> / Base::kWarps) next.load(filter + 64 * Base::kWarps);
+        if (i + 1 < Base::Shape::kTiles / Base::kWarps) next.load(filter + 64 * Base::kWarps);
       }
-      if (i + 1 < kPartTiles<R> / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
+      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
       filter += 64 * Base::kWarps;
       if constexpr (kEnd) {
         take_tile(all.back, down, x, chunks + kPartBytes<R>);
@@ -202,7 +195,7 @@ class HalvesWarp : public WholeWarp<R> {
           less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)) {}
   };
   __device__ __forceinline__ TileTurns turns_of(int tile, bool back) const {
-    return TileTurns::get(turns_, tile & (Base::Shape::kTiles - 1), back, lane_);
+    return TileTurns::get(turns_, tile, back, lane_);
   }
   // A lane's words that it keeps in the filter's part, from when its warp has read the tile's points.
   __device__ __forceinline__ uint4* own_kept(int tile) const {
@@ -235,7 +228,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
   const Warp warp(begin_whole<R>(), whole.turns);
-  const Items<Warp::kTogether> items(whole);
+  const Items items(whole);
   const int lines = static_cast<int>(whole.call.lines);
   const auto number_of = [&](int n, int item) { return std::int64_t{n} * items.all + item; };
   const auto pair_scales = [&](int n, int item) {
@@ -243,8 +236,8 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
   };
   const auto filter_scales = [&](int item) { return warp.scales(whole.filter, item, whole.filter, item); };
   const auto expect_pair = [&](int n, int item) {
-    expect<kPartPoints<R>>(whole.x, number_of(n, item));
-    if (n + 1 < lines) expect<kPartPoints<R>>(whole.x, number_of(n + 1, item));
+    expect<WholeShape<R>::kPoints>(whole.x, number_of(n, item));
+    if (n + 1 < lines) expect<WholeShape<R>::kPoints>(whole.x, number_of(n + 1, item));
   };
   int item = items.first;
   auto of_filter = filter_scales(item);
@@ -268,7 +261,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       if (more) {
         expect_pair(n + 2, item);
       } else if (!last) {
-        expect<kPartPoints<R>>(whole.filter, item + items.step);
+        expect<WholeShape<R>::kPoints>(whole.filter, item + items.step);
       }
       if (parts == 3) {
         n == 0 ? warp.template tiles<true, true>() : warp.template tiles<false, true>();
@@ -295,12 +288,12 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Warp = HalvesWarp<R>;
   const Warp warp(begin_whole<R>(), whole.turns);
-  const Items<Warp::kTogether> items(whole);
+  const Items items(whole);
   const bool of_dy = threadIdx.x % 32 >= 16;
   uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kPartSpectrum<R>;
   const auto expect_pair = [&](std::int64_t number) {
-    expect<kPartPoints<R>>(whole.gradients, number);
-    expect<kPartPoints<R>>(whole.x, number);
+    expect<WholeShape<R>::kPoints>(whole.gradients, number);
+    expect<WholeShape<R>::kPoints>(whole.x, number);
   };
   const auto pair_scales = [&](std::int64_t number) { return warp.scales(whole.gradients, number, whole.x, number); };
   const auto filter_scales = [&](int item) { return warp.scales(whole.filter, item, whole.filter, item); };
@@ -353,7 +346,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
         if (more) {
           expect_pair(number + items.all);
         } else {
-          expect<kPartPoints<R>>(whole.filter, next_item);
+          expect<WholeShape<R>::kPoints>(whole.filter, next_item);
         }
         const auto tiles = [&](auto first, auto last) {
           warp.template gradient_tiles<first.value, last.value>(spectrum, tile, n == begin, whole.call.lines > 1);
@@ -370,12 +363,12 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
         warp.template columns_back<false>(back_scale(of_dy ? own : other, filter_scale), 1, 2,
                                           [&](int /*part*/) { return dx; });
       }
-      of_filter = filter_scales(next_item);
-      ahead = first_scales(next_item);
       // Sums of products are where x was.
       const std::int64_t sums = std::int64_t{chunk} * items.all + item;
+      store_scales<R>(whole, sums, summed);
+      of_filter = filter_scales(next_item);
+      ahead = first_scales(next_item);
       warp.template columns_back<true>(1.0f, 2, 3, [&](int /*part*/) { return warp.units_of(whole.filter, sums); });
-      store_scales<R, Warp::kTogether>(whole, sums, summed);
     }
   }
   __syncthreads();

@@ -271,7 +271,7 @@ constexpr int kUnitsMemory = kUnitsRows<kOf> + (!come(kOf) ? 16
 // multiprocessors idle: it takes groups as they are done. The first block of each ends behind the kernel before.
 template <int R, bool kPlain, UnitsOf kOf>
 __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
-    units_kernel(const __grid_constant__ WholeCall whole, int channels_an_item) {
+    units_kernel(const __grid_constant__ WholeCall whole) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(128) unsigned char memory[];
   const int number = static_cast<int>(blockIdx.x), groups = static_cast<int>(whole.x.channels) / kUnitChannels,
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     task.come(memory, reinterpret_cast<float*>(memory + kUnitsRows<kOf>));
   } else {
     const int channels = min(kUnitChannels, static_cast<int>(whole.call.channels) - group * kUnitChannels);
-    if (threadIdx.x == 0) wait_for_done(whole.done + group, (channels + channels_an_item - 1) / channels_an_item);
+    if (threadIdx.x == 0) wait_for_done(whole.done + group, channels);
     __syncthreads();
     task.leave(memory, reinterpret_cast<std::uint64_t*>(memory + kUnitsRows<kOf>));
   }

@@ -20,24 +20,23 @@ std::int64_t blocks_at_once(const Context& context) {
 }
 
 template <int R, class... Parameters, class... Arguments>
-void queue_blocks(const Context& context, void (*kernel)(Parameters...), int together, const cuda::WholeCall& whole,
+void queue_blocks(const Context& context, void (*kernel)(Parameters...), const cuda::WholeCall& whole,
                   const Arguments&... arguments) {
-  const std::int64_t items = (whole.call.channels - 1) / together + 1;
-  ops::cuda::queue_kernel(context, kName, kernel, std::min(blocks_at_once<R>(context), items), cuda::kWholeThreads<R>,
-                          cuda::WholeMemory<R>::kBytes, whole, arguments...);
+  ops::cuda::queue_kernel(context, kName, kernel, std::min(blocks_at_once<R>(context), whole.call.channels),
+                          cuda::kWholeThreads<R>, cuda::WholeMemory<R>::kBytes, whole, arguments...);
 }
 
 template <int R, bool kBack>
 void queue_transforms(const Context& context, const cuda::WholeCall& whole, uint4* spectra) {
   if constexpr (R < 8 && kBack) {
-    queue_blocks<R>(context, cuda::halves_gradients_kernel<R>, cuda::kHalvesTogether<R>, whole, spectra);
+    queue_blocks<R>(context, cuda::halves_gradients_kernel<R>, whole, spectra);
   } else if constexpr (R < 8) {
-    queue_blocks<R>(context, cuda::halves_kernel<R>, cuda::kHalvesTogether<R>, whole);
+    queue_blocks<R>(context, cuda::halves_kernel<R>, whole);
   } else {
     const auto kernel = !kBack                  ? cuda::whole_kernel
                         : whole.call.lines == 1 ? cuda::whole_gradient_kernel
                                                 : cuda::whole_gradients_kernel;
-    queue_blocks<R>(context, kernel, cuda::WholeShape<R>::kTogether, whole, spectra);
+    queue_blocks<R>(context, kernel, whole, spectra);
   }
 }
 
@@ -46,10 +45,9 @@ void queue_kernels(const Context& context, const cuda::WholeCall& whole, uint4* 
   using cuda::UnitsOf;
   const auto queue_units = [&](auto of) {
     constexpr UnitsOf kOf = decltype(of)::value;
-    constexpr int kTogether = R < 8 ? cuda::kHalvesTogether<R> : 1;  // channels of the transforms' blocks
     const std::int64_t groups = whole.x.channels / cuda::kUnitChannels;
     ops::cuda::queue_kernel(context, kName, cuda::units_kernel<R, kPlain, kOf>, groups * cuda::unit_rows<R>(whole, kOf),
-                            cuda::kUnitThreads, cuda::kUnitsMemory<kOf>, whole, kTogether);
+                            cuda::kUnitThreads, cuda::kUnitsMemory<kOf>, whole);
   };
   constexpr UnitsOf kTokens = kBack ? UnitsOf::pairs : UnitsOf::tokens;
   queue_units(std::integral_constant<UnitsOf, UnitsOf::filter>());

@@ -13,7 +13,6 @@
 namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kLongest = 8;  // R
-using LongestItems = Items<WholeShape<kLongest>::kTogether>;
 
 // Spectra that are not multiplied at once wait in memory, but for those that a thread has registers for.
 template <int kCount>
@@ -186,7 +185,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   LongestWarp warp(begin_whole<kLongest>());
-  const LongestItems items(whole);
+  const Items items(whole);
   uint4* filter = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);
   int item = items.first;
@@ -226,7 +225,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 __device__ __forceinline__ void sums_back(const LongestWarp& warp, const WholeCall& whole, std::int64_t number,
                                           const SummedScale& summed) {
   warp.columns_back<true>(whole.filter, number, 1.0f);
-  store_scales<kLongest, WholeShape<kLongest>::kTogether>(whole, number, summed);
+  store_scales<kLongest>(whole, number, summed);
 }
 
 #endif
@@ -236,7 +235,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradient_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   LongestWarp warp(begin_whole<kLongest>());
-  const LongestItems items(whole);
+  const Items items(whole);
   uint4* gradients = spectra + std::int64_t{blockIdx.x} * kWholeSpectrum;
   auto next = warp.ask(whole.gradients, items.first);
   int item = items.first;
@@ -277,7 +276,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     whole_gradients_kernel(const __grid_constant__ WholeCall whole, uint4* spectra) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   LongestWarp warp(begin_whole<kLongest>());
-  const LongestItems items(whole);
+  const Items items(whole);
   uint4 *filter = spectra + std::int64_t{blockIdx.x} * 3 * kWholeSpectrum, *gradients = filter + kWholeSpectrum,
         *sums = gradients + kWholeSpectrum;
   auto next = warp.ask(whole.filter, items.first);

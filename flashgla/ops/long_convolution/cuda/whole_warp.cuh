@@ -19,9 +19,7 @@ constexpr int kWholeWarps = kWholeThreads<R> / 32;
 constexpr int kWholeSpectrum = kWholeTiles * 64;  // of 32,768 points, in uint4
 // Of one of the three parts that a block of up to 16,384 points has (halves.cuh).
 template <int R>
-constexpr int kPartPoints = kWholePoints / 2 / kWholeBlocks<R>;
-template <int R>
-constexpr int kPartBytes = 4 * kPartPoints<R>;
+constexpr int kPartBytes = 4 * WholeShape<R>::kPoints;
 constexpr int kMostUp = 7;  // tokens, which come below 2^-4, are scaled up by 2^this at most
 
 __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(Scale::field_of(scale)); }
@@ -29,7 +27,7 @@ __device__ __forceinline__ int field_of(float scale) { return static_cast<int>(S
 // Shared memory: points, up to 16,384 of a channel in three parts (halves.cuh), and constants.
 template <int R>
 struct WholeMemory {
-  static constexpr int kColumnsAt = 4 * (R == 8 ? kWholePoints : 3 * kPartPoints<R>);
+  static constexpr int kColumnsAt = (R == 8 ? 1 : 3) * kPartBytes<R>;
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
   static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns<R>::kBytes;  // forward, back, of filters
   // Of one channel, which is more than 16,384 points: turns of tiles, forward and back, those by s2, uint4 [tile][4],
@@ -121,10 +119,10 @@ class WholeWarp {
                 chunk = (warp / 4 * Shape::kTogether + column / R) * 4 + warp % 4;
       first = tile * 1024 + Shape::placed(chunk, tile) * 16;
     }
-    // Quads of a warp are kWarps apart: of a channel so many chunks, or a channel.
+    // Quads of a warp are kWarps apart.
     __device__ __forceinline__ int of_round(int i) const {
       if constexpr (R == 8) return (first + 256 * i) ^ (i % 2 * 32);
-      return first + i * (Shape::kQuads > kWarps ? 512 : 1024 * Shape::kTiles);
+      return first + 512 * i;
     }
     static __device__ __forceinline__ uint4* chunk(unsigned char* memory, int at, int point) {
       const int other = R == 8 ? at + 16 * 1024 : at ^ 256 / R;
@@ -185,7 +183,7 @@ class WholeWarp {
     return __uint_as_float(static_cast<std::uint32_t>(min(max(own, 0), 127 + kMostUp)) << 23);
   }
   __device__ __forceinline__ unsigned char* chunks_of(int tile) const {
-    return memory_ + 1024 * tile + Shape::placed(lane_, (tile & (Shape::kTiles - 1))) * 16;
+    return memory_ + 1024 * tile + Shape::placed(lane_, tile) * 16;
   }
 
   unsigned char* memory_;
@@ -194,20 +192,18 @@ class WholeWarp {
 
 #endif
 
-// What blocks do in turns: items, each of as many neighbouring channels as a block has. Item i of line n is number
-// n all + i.
-template <int kTogether>
+// What blocks do in turns: items, each a channel. Item i of line n is number n all + i.
 struct Items {
   int all, step, first, last;
 
   __device__ __forceinline__ explicit Items(const WholeCall& whole)
-      : all(static_cast<int>(whole.x.channels) / kTogether),
+      : all(static_cast<int>(whole.x.channels)),
         step(static_cast<int>(gridDim.x)),
         first(static_cast<int>(blockIdx.x)),
-        last((static_cast<int>(whole.call.channels) - 1) / kTogether + 1) {}
+        last(static_cast<int>(whole.call.channels)) {}
   // An item's results are done, which all of the block have written before they met.
   __device__ __forceinline__ void finish(const WholeCall& whole, int item) const {
-    if (threadIdx.x == 0) count_done(whole.done + item * kTogether / kUnitChannels);
+    if (threadIdx.x == 0) count_done(whole.done + item / kUnitChannels);
   }
 };
 
@@ -254,13 +250,10 @@ struct SummedScale {
   __device__ __forceinline__ float back() const { return all == 0 ? 0.0f : scalbnf(1.0f, all - up - 254); }
 };
 
-// The scales of the filter's gradient of chunk and item `number`, of kTogether channels.
-template <int R, int kTogether>
+// The scale of the filter's gradient of chunk and item `number`.
+template <int R>
 __device__ __forceinline__ void store_scales(const WholeCall& whole, std::int64_t number, const SummedScale& summed) {
-  const int lane = static_cast<int>(threadIdx.x);
-  if (lane < 4 * R * kTogether && lane % (4 * R) == 0) {
-    whole.filter.scales[(number * kTogether + lane / (4 * R)) * WholeShape<R>::kTiles] = summed.back();
-  }
+  if (threadIdx.x == 0) whole.filter.scales[number * WholeShape<R>::kTiles] = summed.back();
 }
 
 }  // namespace flashgla::ops::long_convolution::cuda
