@@ -12,6 +12,7 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
+// Of a part, in uint4.
 template <int R>
 constexpr int kPartSpectrum = WholeShape<R>::kTiles * 64;
 constexpr int kPartRounds = 2;   // of a warp
