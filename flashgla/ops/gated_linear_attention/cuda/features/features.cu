@@ -82,6 +82,7 @@ struct Call {
   cudaStream_t stream() const { return static_cast<cudaStream_t>(context.stream()); }
   int tiles() const { return static_cast<int>((problem.key_dim + kWidth - 1) / kWidth); }
   unsigned blocks(std::int64_t heads) const { return static_cast<unsigned>(p.sequences.most_chunks * heads * tiles()); }
+  // Of the tiles of so many heads; at most so many warps a tile.
   Parts parts(std::int64_t heads, int most) const {
     return Parts::of(blocks(heads), context.architecture().multiprocessors, most);
   }

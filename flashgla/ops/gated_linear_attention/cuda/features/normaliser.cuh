@@ -64,19 +64,21 @@ struct Normaliser {
 
 // How many warps share the tokens of each tile, 1, 2, 4 or 8, and a warp's part of a chunk's tokens.
 struct Parts {
+  static constexpr int kMostLog = 3;
+  static_assert(kWarps == 1 << kMostLog);
   int log;
 
-  // The fewest, but not above `most`, that give a multiprocessor kEnoughWarps for a call's tiles, since what they sum
-  // first is read once more.
+  // For a call's `tiles` the fewest that give a multiprocessor kEnoughWarps, since what they sum first is read once
+  // more, but not above `most`.
   static Parts of(std::int64_t tiles, int multiprocessors, int most) {
     constexpr std::int64_t kEnoughWarps = 12;
-    int log = 3;
+    int log = kMostLog;
     while (log > 0 && (1 << log > most || tiles << (log - 1) >= kEnoughWarps * multiprocessors)) --log;
     return {log};
   }
   __host__ __device__ __forceinline__ int count() const { return 1 << log; }
   __device__ __forceinline__ int rows() const { return kChunk >> log; }  // of each part
-  __device__ __forceinline__ int of_row(int row) const { return row / kRows >> (3 - log); }
+  __device__ __forceinline__ int of_row(int row) const { return row / kRows >> (kMostLog - log); }
   __device__ __forceinline__ int own() const { return static_cast<int>(threadIdx.x / 32) & (count() - 1); }
   __device__ __forceinline__ int first() const { return own() * rows(); }
 };
