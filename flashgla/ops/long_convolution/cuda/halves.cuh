@@ -119,22 +119,22 @@ class HalvesWarp : public WholeWarp<R> {
   template <bool kFirst, bool kBoth>
   __device__ __forceinline__ void tiles() const {
     const Constants all(memory_, lane_);
-    TileTurns along = turns_of(warp_, false);
+    TileTurns along = turns_of(warp_);
 #pragma unroll 1
     for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns down = turns_of(tile, true);
       Tile filter, first, second;
       make_tile(all.steps, all.steps, along, chunks, first);
       if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kPartBytes<R>, second);
+      if constexpr (kFirst) make_tile(all.steps, all.less, along, own, filter);
+      const TileTurns down = along.transposed();
       if constexpr (kFirst) {
-        make_tile(all.steps, all.less, along, own, filter);
         keep(tile, filter);
       } else {
         kept(tile).with(filter, [](Words& to, Words from) { to = from; });
       }
-      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
+      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         first[k / 2][k % 2].template turn<false>(filter[k / 2][k % 2]);
@@ -152,29 +152,31 @@ class HalvesWarp : public WholeWarp<R> {
   __device__ __forceinline__ void gradient_tiles(uint4* filter, StoredTile next, bool begin, bool more) const {
     const Constants all(memory_, lane_);
     filter += warp_ * 64 + lane_;
-    TileTurns along = turns_of(warp_, false);
+    TileTurns along = turns_of(warp_);
 #pragma unroll 1
     for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
       unsigned char *own = this->chunks_of(tile), *chunks = own + kPartBytes<R>;
-      const TileTurns down = turns_of(tile, true);
       Tile dy, x;
       make_tile(all.steps, all.steps, along, chunks, dy);
       make_tile(all.steps, all.less, along, chunks + kPartBytes<R>, x);
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[k / 2][k % 2].template turn<true, true>(dy[k / 2][k % 2]);
+      TileTurns down;
       if constexpr (kFirst) {
         Tile made;
         make_tile(all.steps, all.less, along, own, made);
         if (more) StoredTile::of(made).store(filter);
 #pragma unroll
         for (int k = 0; k < 4; ++k) dy[k / 2][k % 2].template turn<true>(made[k / 2][k % 2]);
+        down = along.transposed();
       } else {
         if (!begin) kept(tile).with(x, Plus());
+        down = along.transposed();
         TimesConjugate()(dy, next, 0);
         if (i + 1 < Base::Shape::kTiles / Base::kWarps) next.load(filter + 64 * Base::kWarps);
       }
-      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps, false);
+      if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps);
       filter += 64 * Base::kWarps;
       if constexpr (kEnd) {
         take_tile(all.back, down, x, chunks + kPartBytes<R>);
@@ -195,9 +197,7 @@ class HalvesWarp : public WholeWarp<R> {
           back(get<TileSteps>(memory + Memory::kStepsAt + kLanesBytes<TileSteps>, lane)),
           less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)) {}
   };
-  __device__ __forceinline__ TileTurns turns_of(int tile, bool back) const {
-    return TileTurns::get(turns_, tile, back, lane_);
-  }
+  __device__ __forceinline__ TileTurns turns_of(int tile) const { return TileTurns::get(turns_, tile, lane_); }
   // A lane's words that it keeps in the filter's part, from when its warp has read the tile's points.
   __device__ __forceinline__ uint4* own_kept(int tile) const {
     return reinterpret_cast<uint4*>(memory_ + 1024 * tile) + lane_;

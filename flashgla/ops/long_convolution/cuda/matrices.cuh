@@ -312,19 +312,20 @@ struct alignas(16) TileSteps {
   }
 };
 // The turns between them, e^(-2 pi i s2 k3 / 256), and those by s2, e^(-2 pi i s2 (k1 + 16 k2 - 1/4) / kPoints), which
-// are of a tile: forward of s2 = 2 pair and the next, and 8 on, and k3 = 2 row and the next; back of s2 = row and 8 on,
-// and k3 = 4 pair and 2 on, and the next of both. Both together lie in memory, [tile][forward, back][s2 half][lane]
-// uint4, or, of R = 8, a tile's are made of these, since one sequence's tiles do not pay for what they read.
+// are of a tile: forward of s2 = 2 pair and the next, and 8 on, and k3 = 2 row and the next. Back they are of s2 = row
+// and 8 on, and k3 = 4 pair and 2 on, and the next of both: the same matrices with rows and columns changed over. Both
+// together lie in memory, [tile][s2 half][lane] uint4, or, of R = 8, a tile's are made of these, since one sequence's
+// tiles do not pay for what they read.
 struct alignas(16) TileTurns {
-  static constexpr int kOfTile = 2 * 2 * 32;
+  static constexpr int kOfTile = 2 * 32;
   Words by[2][2];  // [s2 half][k3]
 
   // A lane's of one s2 half, of a tile that is turned by s2 times `along`.
-  static __device__ uint4 half_of(int lane, bool back, int half, float along) {
+  static __device__ uint4 half_of(int lane, int half, float along) {
     const int row = lane / 4, pair = lane % 4;
     const auto one = [&](int odd) {
       return words_of(1.0f, [&](int j) {
-        const int s2 = 8 * half + (back ? row : 2 * pair + j), k3 = odd + 2 * (back ? 2 * pair + j : row);
+        const int s2 = 8 * half + 2 * pair + j, k3 = odd + 2 * row;
         return static_cast<float>(s2 * k3) / 256.0f + static_cast<float>(s2) * along;
       });
     };
@@ -334,12 +335,19 @@ struct alignas(16) TileTurns {
   static __device__ __forceinline__ TileTurns of(uint4 low, uint4 high) {
     return {{{{low.x, low.y}, {low.z, low.w}}, {{high.x, high.y}, {high.z, high.w}}}};
   }
-  static __device__ TileTurns between(int lane, bool back) {
-    return of(half_of(lane, back, 0, 0.0f), half_of(lane, back, 1, 0.0f));
-  }
-  static __device__ __forceinline__ TileTurns get(const uint4* table, int tile, bool back, int lane) {
-    const uint4* from = table + (2 * tile + (back ? 1 : 0)) * (kOfTile / 2) + lane;
+  static __device__ TileTurns between(int lane) { return of(half_of(lane, 0, 0.0f), half_of(lane, 1, 0.0f)); }
+  static __device__ __forceinline__ TileTurns get(const uint4* table, int tile, int lane) {
+    const uint4* from = table + tile * kOfTile + lane;
     return of(__ldg(from), __ldg(from + 32));
+  }
+  // Back.
+  __device__ __forceinline__ TileTurns transposed() const {
+    TileTurns result;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      result.by[i / 2][i % 2] = {ptx::transpose_matrix(by[i / 2][i % 2].x), ptx::transpose_matrix(by[i / 2][i % 2].y)};
+    }
+    return result;
   }
   // With those of a tile for a lane's s2 or pairs of them.
   __device__ __forceinline__ TileTurns of_tile(Words low, Words high) const {

@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     if (R < 8 && number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
       const int item = static_cast<int>(threadIdx.x);
       whole.turns[number * TileTurns::kOfTile + item] =
-          TileTurns::half_of(item % 32, item >= 64, item / 32 % 2, turns_of_tile<R>(number));
+          TileTurns::half_of(item % 32, item / 32, turns_of_tile<R>(number));
     }
   }
   // Not of a call's last: blocks of the next call's first would wait where these are still writing.

@@ -14,7 +14,8 @@ namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kLongest = 8;  // R
 
-// Spectra that are not multiplied at once wait in memory, but for those that a thread has registers for.
+// Spectra that are not multiplied at once wait in memory, but for those of a warp's last tiles, as many as its threads
+// have registers for.
 template <int kCount>
 using KeptTiles = std::array<StoredTile, kCount>;
 
@@ -109,16 +110,16 @@ class LongestWarp : public WholeWarp<kLongest> {
     const auto steps = get<TileSteps>(memory_ + Memory::kStepsAt, lane_),
                right = get<TileSteps>(memory_ + Memory::kStepsAt + (kLess ? 2 * kLanesBytes<TileSteps> : 0), lane_),
                steps_back = get<TileSteps>(memory_ + Memory::kStepsAt + kLanesBytes<TileSteps>, lane_);
-    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_),
-               between_back = get<TileTurns>(memory_ + Memory::kBetweenAt + kLanesBytes<TileTurns>, lane_);
+    const auto between = get<TileTurns>(memory_ + Memory::kBetweenAt, lane_);
     int at = warp_ * 64 + lane_;
     const auto one = [&](int tile, const auto& changed) {
       Tile own;
       unsigned char* chunks = chunks_of(tile);
-      make_tile(steps, right, along(between, tile), chunks, own);
+      const TileTurns turns = along(between, tile);
+      make_tile(steps, right, turns, chunks, own);
       changed(own);
       at += 64 * kWarps;
-      take_tile(steps_back, down(between_back, tile), own, chunks);
+      take_tile(steps_back, turns.transposed(), own, chunks);
     };
 #pragma unroll 1
     for (int i = 0; i < kStored<kKept>; ++i) {
@@ -156,16 +157,10 @@ class LongestWarp : public WholeWarp<kLongest> {
   }
 
  private:
-  // A tile's turns, forward and back.
+  // A tile's turns.
   __device__ __forceinline__ TileTurns along(const TileTurns& between, int tile) const {
     const uint4 turns = turns_of(tile)[lane_ % 4];
     return between.of_tile({turns.x, turns.y}, {turns.z, turns.w});
-  }
-  __device__ __forceinline__ TileTurns down(const TileTurns& between, int tile) const {
-    const uint4 turns = turns_of(tile)[lane_ / 8];
-    const unsigned part = lane_ / 4 % 2 == 0 ? 0x1010 : 0x3232;
-    const auto twice = [&](std::uint32_t pair) { return __byte_perm(pair, pair, part); };
-    return between.of_tile({twice(turns.x), twice(turns.y)}, {twice(turns.z), twice(turns.w)});
   }
   __device__ __forceinline__ const uint4* turns_of(int tile) const {
     return reinterpret_cast<const uint4*>(memory_ + Memory::kAlongAt) + tile * 4;
@@ -195,7 +190,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.x, item);
-    KeptTiles<2> kept;
+    KeptTiles<4> kept;
     warp.tiles_to<true>(filter, kept);
     for (std::int64_t n = 0; n < whole.call.lines; ++n) {
       const std::int64_t number = n * items.all + item;

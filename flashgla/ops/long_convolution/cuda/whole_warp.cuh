@@ -30,11 +30,11 @@ struct WholeMemory {
   static constexpr int kColumnsAt = (R == 8 ? 1 : 3) * kPartBytes<R>;
   static constexpr int kColumnTurnsAt = kColumnsAt + ColumnSteps::kBytes;
   static constexpr int kStepsAt = kColumnTurnsAt + ColumnTurns<R>::kBytes;  // forward, back, of filters
-  // Of one channel, which is more than 16,384 points: turns of tiles, forward and back, those by s2, uint4 [tile][4],
-  // the next columns' units, and an mbarrier of theirs.
+  // Of one channel, which is more than 16,384 points: turns of tiles, those by s2, uint4 [tile][4], the next columns'
+  // units, and an mbarrier of theirs.
   static constexpr bool kOne = R == 8;
   static constexpr int kBetweenAt = kStepsAt + 3 * kLanesBytes<TileSteps>;
-  static constexpr int kAlongAt = kBetweenAt + (kOne ? 2 * kLanesBytes<TileTurns> : 0);
+  static constexpr int kAlongAt = kBetweenAt + (kOne ? kLanesBytes<TileTurns> : 0);
   static constexpr int kUnitsAt = kAlongAt + (kOne ? WholeShape<R>::kTiles * 4 * 16 : 0);
   static constexpr int kCameAt = kUnitsAt + (kOne ? 2 * kWholePoints : 0);
   static constexpr int kBytes = kCameAt + (kOne ? 16 : 0);
@@ -46,8 +46,7 @@ struct WholeMemory {
       for (int item = static_cast<int>(threadIdx.x); item < WholeShape<R>::kTiles * 4; item += kWholeThreads<R>) {
         reinterpret_cast<uint4*>(memory + kAlongAt)[item] = turns_by_s2<R>(item / 4, item % 4);
       }
-      if (warp == 5) put(memory + kBetweenAt, lane, TileTurns::between(lane, false));
-      if (warp == 6) put(memory + kBetweenAt + kLanesBytes<TileTurns>, lane, TileTurns::between(lane, true));
+      if (warp == 5) put(memory + kBetweenAt, lane, TileTurns::between(lane));
     }
     ColumnSteps::fill(memory + kColumnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);
     ColumnTurns<R>::fill(memory + kColumnTurnsAt, static_cast<int>(threadIdx.x), kWholeThreads<R>);

@@ -291,7 +291,8 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
 // head and sequence or, where segments differ, of a head and join: a sequence's first has its work.
 constexpr int kCombineThreads = 256;
 constexpr int kCombineItems = 2;             // a tile
-constexpr std::int64_t kMostCombine = 1024;  // blocks: many items may have nothing to do
+// Blocks, two a multiprocessor of 132, which are there at once: where there is nothing to do these end soonest.
+constexpr std::int64_t kMostCombine = 264;
 __device__ __forceinline__ void combine(const Params& p, const float* given, float of_given, int blocks,
                                         const Segments& segments, unsigned of_cells, int of_tiles) {
   const int tile = of_tiles / kCombineItems, lane = threadIdx.x % 32;
