@@ -290,7 +290,7 @@ __global__ void __launch_bounds__((SegmentEndsPlan<Core, groups, VT>::threads),
 // 16 by 16 channels of one (sequence, head); an item: half of a tile of [blocks of 64 key channels, value tiles], of a
 // head and sequence or, where segments differ, of a head and join: a sequence's first has its work.
 constexpr int kCombineThreads = 256;
-constexpr int kCombineItems = 2;             // a tile
+constexpr int kCombineItems = 2;  // a tile
 // Blocks, two a multiprocessor of 132, which are there at once: where there is nothing to do these end soonest.
 constexpr std::int64_t kMostCombine = 264;
 __device__ __forceinline__ void combine(const Params& p, const float* given, float of_given, int blocks,
