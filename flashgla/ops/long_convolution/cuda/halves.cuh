@@ -127,13 +127,13 @@ class HalvesWarp : public WholeWarp<R> {
       Tile filter, first, second;
       make_tile(all.steps, all.steps, along, chunks, first);
       if constexpr (kBoth) make_tile(all.steps, all.steps, along, chunks + kPartBytes<R>, second);
-      if constexpr (kFirst) make_tile(all.steps, all.less, along, own, filter);
-      const TileTurns down = along.transposed();
       if constexpr (kFirst) {
+        make_tile(all.steps, all.less, along, own, filter);
         keep(tile, filter);
       } else {
         kept(tile).with(filter, [](Words& to, Words from) { to = from; });
       }
+      const TileTurns down = along.transposed();
       if (i + 1 < Base::Shape::kTiles / Base::kWarps) along = turns_of(tile + Base::kWarps);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -162,7 +162,7 @@ class HalvesWarp : public WholeWarp<R> {
       make_tile(all.steps, all.less, along, chunks + kPartBytes<R>, x);
 #pragma unroll
       for (int k = 0; k < 4; ++k) x[k / 2][k % 2].template turn<true, true>(dy[k / 2][k % 2]);
-      TileTurns down;
+      TileTurns down;  // made where it costs the fewest registers: behind both branches ptxas spills
       if constexpr (kFirst) {
         Tile made;
         make_tile(all.steps, all.less, along, own, made);

@@ -340,7 +340,7 @@ struct alignas(16) TileTurns {
     const uint4* from = table + tile * kOfTile + lane;
     return of(__ldg(from), __ldg(from + 32));
   }
-  // Back.
+  // Those back.
   __device__ __forceinline__ TileTurns transposed() const {
     TileTurns result;
 #pragma unroll
