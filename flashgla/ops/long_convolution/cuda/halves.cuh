@@ -15,13 +15,25 @@ namespace flashgla::ops::long_convolution::cuda {
 // Of a part, in uint4.
 template <int R>
 constexpr int kPartSpectrum = WholeShape<R>::kTiles * 64;
-constexpr int kPartRounds = 2;   // of a warp
-constexpr int kScalesAhead = 4;  // sequences
+constexpr int kPartRounds = 2;  // of a warp
+// Sequences whose scales are asked for before their channel's turn comes, as many as registers hold.
+template <int R>
+constexpr int kScalesAhead = R == 4 ? 2 : 4;
+// Scales are expected as units are, but of 4,096 points, where blocks that wait for them have three beside them.
+constexpr bool expects_scales(int points) { return points > 4096; }
 
-// Units of kPoints tokens to the second cache, by one thread.
+// To the second cache, by one thread: scales of units of kPoints tokens, and these and the units.
+template <int kPoints>
+__device__ __forceinline__ void expect_scales(const Units& units, std::int64_t number) {
+  if constexpr (!expects_scales(kPoints)) return;
+  constexpr int kScales = kPoints / kUnitTokens, kLine = 128 / sizeof(float);
+#pragma unroll
+  for (int i = 0; i < kScales; i += kLine) ptx::prefetch_l2(units.scales + number * kScales + i);
+}
 template <int kPoints>
 __device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
   if (threadIdx.x == 0) {
+    expect_scales<kPoints>(units, number);
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
                  "n"(2 * kPoints)
                  : "memory");
@@ -69,10 +81,21 @@ class HalvesWarp : public WholeWarp<R> {
     for (int i = 0; i < kPartRounds; ++i) result.load(from, i);
     return result;
   }
-  // What the lane of the other sequence has of the same channel.
-  template <class V>
-  static __device__ __forceinline__ V of_other(V value) {
-    return __shfl_xor_sync(0xffffffffu, value, 16);
+  // What brings a lane's sequence's units to one scale, and what the other's.
+  struct Commons {
+    float own, other;
+  };
+  static __device__ __forceinline__ bool has_first() { return threadIdx.x % 32 >= 16; }
+  static __device__ __forceinline__ Commons commons_of(float4 scales) {
+    float own = Base::largest_of(scales);
+    if constexpr (R == 1) {  // of four lanes; the other way spills
+#pragma unroll
+      for (int apart = 2; apart > 0; apart /= 2) own = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, apart));
+      return {own, __shfl_xor_sync(0xffffffffu, own, 16)};
+    }
+    const float first = Base::largest_of_warp(has_first() ? own : 0.0f),
+                second = Base::largest_of_warp(has_first() ? 0.0f : own);
+    return {has_first() ? first : second, has_first() ? second : first};
   }
 
   // Units of parts from `begin` to `end` to columns. `next` has the first's; a later part's are at of(part), and are
@@ -249,7 +272,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     const std::uint32_t filter_ratios = warp.ratios(of_filter, field_of(filter_scale));
     for (int n = 0; n < lines; n += 2) {
       const int parts = n + 1 < lines ? 3 : 2;
-      const float scale = Warp::template common_of<false>(next.scales);
+      const float scale = Warp::commons_of(next.scales).own;
       const std::uint32_t ratios = warp.ratios(next.scales, field_of(scale));
       uint4 *units = warp.units_of(whole.x, number_of(n, item)),
             *second = warp.units_of(whole.x, number_of(n + 1, item));
@@ -290,7 +313,6 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
   using Warp = HalvesWarp<R>;
   const Warp warp(begin_whole<R>(), whole.turns);
   const Items items(whole);
-  const bool of_dy = threadIdx.x % 32 >= 16;
   uint4* spectrum = spectra + std::int64_t{blockIdx.x} * kPartSpectrum<R>;
   const auto expect_pair = [&](std::int64_t number) {
     expect<WholeShape<R>::kPoints>(whole.gradients, number);
@@ -301,10 +323,21 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
   // Scales of an item's first sequences; of the last more than once where they are fewer.
   const int last_line = static_cast<int>(whole.call.lines) - 1;
   const auto first_scales = [&](int item) {
-    std::array<float4, kScalesAhead> result;
+    std::array<float4, kScalesAhead<R>> result;
 #pragma unroll
-    for (int i = 0; i < kScalesAhead; ++i) result[i] = pair_scales(std::int64_t{min(i, last_line)} * items.all + item);
+    for (int i = 0; i < kScalesAhead<R>; ++i) {
+      result[i] = pair_scales(std::int64_t{min(i, last_line)} * items.all + item);
+    }
     return result;
+  };
+  const auto expect_first_scales = [&](int item) {
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (int i = 0; i < kScalesAhead<R>; ++i) {
+      const std::int64_t number = std::int64_t{min(i, last_line)} * items.all + item;
+      expect_scales<WholeShape<R>::kPoints>(whole.gradients, number);
+      expect_scales<WholeShape<R>::kPoints>(whole.x, number);
+    }
   };
   int item = items.first;
   auto of_filter = filter_scales(item);
@@ -320,21 +353,22 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
       SummedScale summed = SummedScale::of<R>(static_cast<int>(end - begin));
       const auto add = [&](float4 scales) {
-        const float own = Warp::template common_of<false>(scales);
-        summed.add(own, Warp::of_other(own));
+        const auto both = Warp::commons_of(scales);
+        summed.add(both.own, both.other);
       };
       if (chunk == 0) {
 #pragma unroll
         for (const float4& scales : ahead) add(scales);
       }
 #pragma unroll 4
-      for (std::int64_t n = begin + (chunk == 0 ? kScalesAhead : 0); n < end; ++n) {
+      for (std::int64_t n = begin + (chunk == 0 ? kScalesAhead<R> : 0); n < end; ++n) {
         add(pair_scales(n * items.all + item));
       }
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
-        const float own = Warp::template common_of<false>(next.scales), other = Warp::of_other(own);
-        const std::uint32_t ratios = warp.ratios(next.scales, of_dy ? field_of(own) : summed.of_x(other));
+        const auto common = Warp::commons_of(next.scales);
+        const std::uint32_t ratios =
+            warp.ratios(next.scales, Warp::has_first() ? field_of(common.own) : summed.of_x(common.other));
         uint4 *dx = warp.units_of(whole.gradients, number), *x = warp.units_of(whole.x, number);
         warp.columns(
             next, n == 0 ? 0 : 1, 3, [&](int part) { return part == 0 ? filter_ratios : ratios; },
@@ -348,6 +382,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
           expect_pair(number + items.all);
         } else {
           expect<WholeShape<R>::kPoints>(whole.filter, next_item);
+          expect_first_scales(next_item);
         }
         const auto tiles = [&](auto first, auto last) {
           warp.template gradient_tiles<first.value, last.value>(spectrum, tile, n == begin, whole.call.lines > 1);
@@ -361,7 +396,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
         next = warp.first(again ? whole.gradients : whole.filter, again ? number + items.all : next_item,
                           pair_scales(again ? number + items.all : number));
         __syncthreads();
-        warp.template columns_back<false>(back_scale(of_dy ? own : other, filter_scale), 1, 2,
+        warp.template columns_back<false>(back_scale(Warp::has_first() ? common.own : common.other, filter_scale), 1, 2,
                                           [&](int /*part*/) { return dx; });
       }
       // Sums of products are where x was.

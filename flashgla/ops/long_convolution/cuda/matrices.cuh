@@ -164,12 +164,23 @@ struct ColumnSteps {
 template <int R>
 struct ColumnTurns {
   static constexpr int kHalf = 4 * 2 * R * 8 * 16;  // forward or back
-  // [p][s1 half][t2][row] and, back, [p][s1 half][s1 of a pair][t2][lane % 4] of words of k1 and k1 + 8, then the
-  // second product's [p][s1 half][s1 of a pair][k2][t2], in the word's half of that s1
+  // [p][s1 half][t2][row] and, back, [p][s1 half][s1 of a pair][t2][lane % 4] of words of k1 and k1 + 8, of which lanes
+  // that read at once have banks of their own, then the second product's [p][s1 half][s1 of a pair][k2][t2], in the
+  // word's half of that s1
   static constexpr int kBytes = 2 * kHalf + 4 * 2 * 2 * R * R * static_cast<int>(sizeof(Words));
   Words between[2][2];  // [s1 half][k1 half]
   Words second[2];      // cosine and sine
 
+  // Where a part's lie.
+  static __device__ __forceinline__ int forward_at(int t2, int row) { return t2 * 8 + (row ^ (2 * t2)); }
+  static __device__ __forceinline__ int back_at(int odd, int t2, int other) {
+    const int at = (odd * R + t2) * 4 + other;
+    return R == 1 ? at : at ^ (odd * 4);
+  }
+  static __device__ __forceinline__ int second_at(int odd, int k2, int t2) {
+    const int at = (odd * R + k2) * R + t2;
+    return R == 4 ? at ^ (odd * 10) : at;
+  }
   // e^(-2 pi i (k1 - 1/4) (16 t2 + s1) / (256 R)) of two, two(j) of which gives k1 and s1.
   template <class Two>
   static __device__ Words between_of(int t2, const Two& two) {
@@ -191,15 +202,16 @@ struct ColumnTurns {
         });
       };
       const Words low = of(0), high = of(1);
-      reinterpret_cast<uint4*>(memory)[item] = make_uint4(low.x, low.y, high.x, high.y);
+      const int at = back ? back_at(rest / (4 * R), t2, rest % 4) : forward_at(t2, rest % 8);
+      reinterpret_cast<uint4*>(memory)[item - rest + at] = make_uint4(low.x, low.y, high.x, high.y);
     }
     auto* second = reinterpret_cast<Words*>(memory + 2 * kHalf);
     for (int item = thread; item < 4 * 2 * 2 * R * R; item += threads) {
       const int t2 = item % R, k2 = item / R % R, odd = item / (R * R) % 2, part = item / (2 * R * R),
                 s1 = 2 * (part / 2) + 8 * (part % 2) + odd;
       const float2 turn = circle(static_cast<float>(k2 * (16 * t2 + s1)) / (16.0f * R));
-      second[item] = {pack({odd ? 0.0f : turn.x, odd ? turn.x : 0.0f}),
-                      pack({odd ? 0.0f : turn.y, odd ? turn.y : 0.0f})};
+      second[part * 2 * R * R + second_at(odd, k2, t2)] = {pack({odd ? 0.0f : turn.x, odd ? turn.x : 0.0f}),
+                                                           pack({odd ? 0.0f : turn.y, odd ? turn.y : 0.0f})};
     }
   }
   template <bool kBack>
@@ -210,13 +222,13 @@ struct ColumnTurns {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int part = 2 * p + half;
-      const int at = kBack ? (odd * R + column % R) * 4 + other : other % R * 8 + lane / 4;
+      const int at = kBack ? back_at(odd, column % R, other) : forward_at(other % R, lane / 4);
       const uint4 words = load_kept(reinterpret_cast<const uint4*>(memory + (kBack ? kHalf : 0)) + part * 8 * R + at);
       result.between[half][0] = {words.x, words.y};
       result.between[half][1] = {words.z, words.w};
       const int k2 = (kBack ? other : column) % R, t2 = (kBack ? column : other) % R;
       const uint2 turn =
-          load_kept(reinterpret_cast<const uint2*>(memory + 2 * kHalf) + ((2 * part + odd) * R + k2) * R + t2);
+          load_kept(reinterpret_cast<const uint2*>(memory + 2 * kHalf) + part * 2 * R * R + second_at(odd, k2, t2));
       Words own{turn.x, turn.y};
       if constexpr (kBack && R > 1) {
         const __half2 scale = __float2half2_rn(1.0f / R);

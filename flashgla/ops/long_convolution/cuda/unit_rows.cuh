@@ -60,7 +60,7 @@ class UnitTask {
   __device__ __forceinline__ UnitTask(const WholeCall& whole, int row, int group)
       : whole_(whole), thread_(static_cast<int>(threadIdx.x)), channel_(group * kUnitChannels) {
     constexpr int kUnits = WholeShape<R>::kTiles;
-    unit_ = row % kUnits;
+    unit_ = unit_in_turn<R>(row % kUnits);
     line_ = row / kUnits;
     constexpr int kEach = are_of_filter(kOf) ? 4 : 8, kParts = kUnitChannels / kEach;
     token_ = token_of_unit<R>(unit_) + token_of_row<R, !cuda::come(kOf)>(thread_ / kParts);
@@ -68,14 +68,14 @@ class UnitTask {
   }
 
   __device__ __forceinline__ void come(unsigned char* memory, float* room) const {
-    const auto x = [&](int more) { return token_row(more); };
+    const auto x = [&](int more, unsigned char* to) { put_token_row(more, to); };
     if constexpr (kOf == UnitsOf::filter) {
       filter_in<R>([&](int more) { return filter_row(more); }, whole_.filter, channel_, unit_, memory, room);
     } else if constexpr (kOf == UnitsOf::pairs) {
       float* products = whole_.products + (std::int64_t{line_} * WholeShape<R>::kTiles + unit_) * whole_.call.channels;
       pairs_in<R>(
-          x, [&](int more) { return gradient_row(more); }, whole_.x, whole_.gradients, line_, channel_, unit_,
-          products + channel_, whole_.call.channels, memory, room);
+          x, [&](int more, unsigned char* to) { put_gradient_row(more, to); }, whole_.x, whole_.gradients, line_,
+          channel_, unit_, products + channel_, whole_.call.channels, memory, room);
     } else {
       tokens_in<R>(x, whole_.x, line_, channel_, unit_, memory, room);
     }
@@ -89,9 +89,10 @@ class UnitTask {
           ptx::fence_async_proxy();
           __syncthreads();
         }
+        const float4 by = filter_scale(chunk);  // asked for ahead of the units
         units_to_rows<R>(result(whole_.filter, chunk), memory, barrier, chunk);
         sums_out<R>(
-            filter_scale(chunk), [&](int more, float4 values) { add_filter_row(more, values, chunk == 0); }, memory);
+            by, [&](int more, float4 values) { add_filter_row(more, values, chunk == 0); }, memory);
       }
       if (unit_ == 0) add_products(reinterpret_cast<float*>(memory));
     } else {
@@ -200,29 +201,33 @@ class UnitTask {
     return all;
   }
   // Eight channels of a row of one tensor, zeros behind its end.
-  __device__ __forceinline__ uint4 whole_piece(const Lines<__nv_bfloat16>& lines, int more) const {
-    if (token_ + more >= whole_.call.length || own_channel_ >= whole_.call.channels) return {};
-    return __ldcs(reinterpret_cast<const uint4*>(lines.at(line_, token_ + more, own_channel_)));
+  __device__ __forceinline__ void put_piece(const Lines<__nv_bfloat16>& lines, int more, unsigned char* to) const {
+    const bool inside = token_ + more < whole_.call.length && own_channel_ < whole_.call.channels;
+    ptx::copy_async_16(ptx::shared_address(to), inside ? lines.at(line_, token_ + more, own_channel_) : lines.data,
+                       inside ? 16 : 0);
   }
-  __device__ __forceinline__ uint4 token_row(int more) const {
+  __device__ __forceinline__ void put_token_row(int more, unsigned char* to) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      return whole_piece(call.x, more);
+      put_piece(call.x, more, to);
     } else {
       const Place place = call.place_of(line_);
-      return gathered([&](int d) { return call.token(place, token_ + more, d); });
+      *reinterpret_cast<uint4*>(to) = gathered([&](int d) { return call.token(place, token_ + more, d); });
     }
   }
   // Of sequences that go by direct sums zeros.
-  __device__ __forceinline__ uint4 gradient_row(int more) const {
+  __device__ __forceinline__ void put_gradient_row(int more, unsigned char* to) const {
     const auto& call = whole_.call;
     if constexpr (kPlain) {
-      return whole_piece(whole_.dy, more);
+      put_piece(whole_.dy, more, to);
     } else {
       const Place place = call.place_of(line_);
       const std::int64_t t = token_ + more - place.past;
-      if (t < 0 || t >= place.length || !place.by_transforms()) return {};
-      return gathered([&](int d) { return to_float(*whole_.dy.at(line_, t, d)); });
+      uint4 own{};
+      if (t >= 0 && t < place.length && place.by_transforms()) {
+        own = gathered([&](int d) { return to_float(*whole_.dy.at(line_, t, d)); });
+      }
+      *reinterpret_cast<uint4*>(to) = own;
     }
   }
   __device__ __forceinline__ void store_row(int more, uint4 values) const {
@@ -296,9 +301,14 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     task.come(memory, reinterpret_cast<float*>(memory + kUnitsRows<kOf>));
   } else {
     const int channels = min(kUnitChannels, static_cast<int>(whole.call.channels) - group * kUnitChannels);
-    if (threadIdx.x == 0) wait_for_done(whole.done + group, channels);
+    auto* barrier = reinterpret_cast<std::uint64_t*>(memory + kUnitsRows<kOf>);
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_init(ptx::shared_address(barrier), 1);
+      ptx::fence_barrier_init();
+      wait_for_done(whole.done + group, channels);
+    }
     __syncthreads();
-    task.leave(memory, reinterpret_cast<std::uint64_t*>(memory + kUnitsRows<kOf>));
+    task.leave(memory, barrier);
   }
   if (kOf != UnitsOf::filter && number == 0) flashgla::cuda::wait_for_previous();
 #endif

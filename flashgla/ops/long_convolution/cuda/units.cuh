@@ -11,6 +11,7 @@
 namespace flashgla::ops::long_convolution::cuda {
 
 constexpr int kUnitTokens = 256, kUnitChannels = 64, kUnitThreads = 512, kUnitWarps = kUnitThreads / 32;
+constexpr int kUnitColumns = 8;  // of a unit, 32 tokens each
 // In shared memory rows of a block's channels, apart such that eight rows' pieces of 16 bytes are in banks of their
 // own, and in their place units of 512 bytes, apart such that four lanes' pieces of two are.
 constexpr int kUnitRow = 144, kStagedUnit = 576, kUnitBytes = kUnitTokens * kUnitRow;
@@ -45,10 +46,19 @@ __device__ __forceinline__ int token_of_unit(int unit) {
   return 16 * (2 * (quad % 4) + unit % 2 * 8) + quad / 4 * WholeShape<R>::kTogether;
 }
 
-// Of a unit's channels their magnitudes' largest, or of a filter their sum, and what scales them: `room` gets the
-// warps' of these, then the factors, a filter's in f32 and tokens' in bf16; memory what takes numbers back.
+// The order in which blocks take a channel's units: those that come together have tokens beside each other.
+template <int R>
+__device__ __forceinline__ int unit_in_turn(int turn) {
+  constexpr int kTogether = WholeShape<R>::kTiles / 8;  // quads whose s2 alone differ
+  return 2 * (turn / kTogether % 4 + 4 * (turn % kTogether)) + turn / (4 * kTogether);
+}
+
+// Of a unit's channels their magnitudes' largest, or of a filter their sum, and what scales them: `room` gets warps' of
+// these, of a filter each warp's, else of warps that have tokens of their own, then the factors, a filter's in f32 and
+// tokens' in bf16; memory what takes numbers back.
 template <bool kFilter>
 struct UnitScales {
+  static constexpr int kWarps = kFilter ? kUnitWarps : kUnitColumns;
   float* room;
 
   // A warp's, of channel c.
@@ -57,35 +67,49 @@ struct UnitScales {
   __device__ __forceinline__ void finish(int c, float* to) const {
     float all = of_warp(0, c);
 #pragma unroll
-    for (int w = 1; w < kUnitWarps; ++w) all = kFilter ? all + of_warp(w, c) : fmaxf(all, of_warp(w, c));
+    for (int w = 1; w < kWarps; ++w) all = kFilter ? all + of_warp(w, c) : fmaxf(all, of_warp(w, c));
     const Scale both = Scale::below(Scale::field_of(all), kFilter ? 8 : -4);
     *to = all == 0.0f ? 0.0f : both.from * (kFilter ? 256.0f : 1.0f);
     if (kFilter) {
       room[kUnitScalesAt + c] = both.to;
     } else {
-      reinterpret_cast<__nv_bfloat16*>(room + kUnitScalesAt)[c] = __float2bfloat16_rn(both.to);
+      factors()[c] = __float2bfloat16_rn(both.to);
     }
+  }
+  // Of tokens.
+  __device__ __forceinline__ __nv_bfloat16* factors() const {
+    return reinterpret_cast<__nv_bfloat16*>(room + kUnitScalesAt);
   }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+__device__ __forceinline__ __nv_bfloat162 as_two(std::uint32_t word) {
+  return *reinterpret_cast<const __nv_bfloat162*>(&word);
+}
+__device__ __forceinline__ std::uint32_t of_two(__nv_bfloat162 two) {
+  return *reinterpret_cast<const std::uint32_t*>(&two);
+}
+
 // A block's units in shared memory, of which a warp turns a column of half of the channels, eight at a time.
 struct Turned {
   static constexpr int kPieces = kUnitChannels / 16;
-  uint4 words[kPieces];  // a lane's [s1][t1 half]
+  uint4 words[kPieces];  // a lane's [s1][t1 half], of its channel of a piece
 
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ __forceinline__ int channel(int piece) {
+    return (warp() / kUnitColumns * kPieces + piece) * 8 + lane() / 4;
+  }
   // Where rows' pieces that a lane names lie, and its words of units.
   static __device__ __forceinline__ std::uint32_t rows(const unsigned char* memory) {
     return ptx::shared_address(memory) +
-           static_cast<std::uint32_t>(((lane() / 8 * 8 + warp() % 8) * 8 + lane() % 8) * kUnitRow +
-                                      warp() / 8 * 16 * kPieces);
+           static_cast<std::uint32_t>(((lane() / 8 * 8 + warp() % kUnitColumns) * 8 + lane() % 8) * kUnitRow +
+                                      warp() / kUnitColumns * 16 * kPieces);
   }
   template <class Byte>
   static __device__ __forceinline__ Byte* units(Byte* memory) {
-    return memory + (warp() / 8 * 8 * kPieces + lane() / 4) * kStagedUnit + (warp() % 8 * 4 + lane() % 4) * 16;
+    return memory + channel(0) * kStagedUnit + (warp() % kUnitColumns * 4 + lane() % 4) * 16;
   }
 
   __device__ __forceinline__ void read_rows(const unsigned char* memory) {
@@ -110,6 +134,48 @@ struct Turned {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) *reinterpret_cast<uint4*>(units(memory) + 8 * i * kStagedUnit) = words[i];
     ptx::fence_async_proxy();
+  }
+
+  // Of tokens in bf16: a warp's largest magnitudes.
+  __device__ __forceinline__ void find_largest(const UnitScales<false>& scales) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint4 own = words[i];
+      __nv_bfloat162 all = __hmax2(__hmax2(__habs2(as_two(own.x)), __habs2(as_two(own.y))),
+                                   __hmax2(__habs2(as_two(own.z)), __habs2(as_two(own.w))));
+#pragma unroll
+      for (int apart = 2; apart > 0; apart /= 2) {
+        all = __hmax2(all, as_two(__shfl_xor_sync(0xffffffffu, of_two(all), apart)));
+      }
+      if (lane() % 4 == 0) {
+        scales.of_warp(warp() % kUnitColumns, channel(i)) = fmaxf(__low2float(all), __high2float(all));
+      }
+    }
+  }
+  // Tokens times the factors that finish() left, in f16.
+  __device__ __forceinline__ void scale(const UnitScales<false>& scales) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const __nv_bfloat162 by = __bfloat162bfloat162(scales.factors()[channel(i)]);
+      const auto one = [&](std::uint32_t word) {
+        const float2 both = ptx::unpack_bf16(of_two(__hmul2(as_two(word), by)));
+        return ptx::pack_f16(both.x, both.y);
+      };
+      words[i] = make_uint4(one(words[i].x), one(words[i].y), one(words[i].z), one(words[i].w));
+    }
+  }
+  // Sums over a warp's tokens of products with `other`, of channels: the diagonal of a product of tensor cores.
+  __device__ __forceinline__ void find_products(const Turned& other, float* sums) const {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint4 a = words[i], b = other.words[i];
+      float d[4] = {};
+      ptx::mma_bf16(d, {a.x, 0, a.y, 0}, b.x, b.y);
+      ptx::mma_bf16(d, {a.z, 0, a.w, 0}, b.z, b.w);
+      if (lane() % 4 == lane() / 8) {
+        sums[warp() % kUnitColumns * kUnitChannels + channel(i)] = lane() / 4 % 2 == 0 ? d[0] : d[1];
+      }
+    }
   }
 };
 // The channel whose units a thread moves by bulk copies, or none: few lanes of every warp have one, since a warp issues
@@ -172,107 +238,63 @@ __device__ __forceinline__ void filter_in(const Load& load, const Units& to, int
   rows_to_units<R>(memory, to.data + (first + unit) * 32);
 }
 
-// A thread's share of a unit of tokens.
-template <int R>
-struct TokenRows {
-  static constexpr int kParts = kUnitChannels / 8, kRows = kUnitThreads / kParts, kSteps = kUnitTokens / kRows;
-  uint4 raw[kSteps];
+// A thread's share of the rows of a unit of tokens to shared memory, once all of them are there. put(more, to) puts 16
+// bytes of the channels of the thread's first token and `more` to shared memory, or asks for them by copy_async.
+template <int R, class Put>
+__device__ __forceinline__ void put_rows(const Put& put, unsigned char* memory) {
+  constexpr int kParts = kUnitChannels / 8, kRows = kUnitThreads / kParts;
+  const int thread = static_cast<int>(threadIdx.x);
+  unsigned char* own = memory + thread / kParts * kUnitRow + thread % kParts * 16;
+#pragma unroll
+  for (int i = 0; i < kUnitTokens / kRows; ++i) put(token_of_row<R, false>(kRows * i), own + kRows * i * kUnitRow);
+}
+template <int kPending>
+__device__ __forceinline__ void wait_for_rows() {
+  ptx::copy_async_wait<kPending>();
+  __syncthreads();
+}
 
-  static __device__ __forceinline__ __nv_bfloat162 as_two(std::uint32_t word) {
-    return *reinterpret_cast<const __nv_bfloat162*>(&word);
-  }
-  static __device__ __forceinline__ std::uint32_t of_two(__nv_bfloat162 two) {
-    return *reinterpret_cast<const std::uint32_t*>(&two);
-  }
-  // load(more) is 16 bytes of the channels of the thread's first token and `more`.
-  template <class Load>
-  __device__ __forceinline__ explicit TokenRows(const Load& load) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) raw[i] = load(token_of_row<R, false>(kRows * i));
-  }
-  __device__ __forceinline__ void find_largest(const UnitScales<false>& scales) const {
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, lane = thread % 32;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      __nv_bfloat162 own = __habs2(as_two((&raw[0].x)[c]));
-#pragma unroll
-      for (int i = 1; i < kSteps; ++i) own = __hmax2(own, __habs2(as_two((&raw[i].x)[c])));
-#pragma unroll
-      for (int apart = 16; apart >= kParts; apart /= 2) {
-        own = __hmax2(own, as_two(__shfl_xor_sync(0xffffffffu, of_two(own), apart)));
-      }
-      if (lane < kParts) {
-        scales.of_warp(thread / 32, part * 8 + 2 * c) = __low2float(own);
-        scales.of_warp(thread / 32, part * 8 + 2 * c + 1) = __high2float(own);
-      }
-    }
-  }
-  // To rows in shared memory, by the factors that finish() left.
-  __device__ __forceinline__ void write(const UnitScales<false>& scales, unsigned char* memory) const {
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts;
-    const uint4 by = reinterpret_cast<const uint4*>(scales.room + kUnitScalesAt)[part];
-    unsigned char* rows = memory + thread / kParts * kUnitRow + part * 16;
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      uint4 row;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float2 both = ptx::unpack_bf16(of_two(__hmul2(as_two((&raw[i].x)[c]), as_two((&by.x)[c]))));
-        (&row.x)[c] = ptx::pack_f16(both.x, both.y);
-      }
-      *reinterpret_cast<uint4*>(rows + kRows * i * kUnitRow) = row;
-    }
-  }
-  // Sums over a warp's tokens of products with `other`, of channels.
-  __device__ __forceinline__ void find_products(const TokenRows& other, float* sums) const {
-    const int thread = static_cast<int>(threadIdx.x), part = thread % kParts, lane = thread % 32;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      float2 own{0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const float2 a = ptx::unpack_bf16((&raw[i].x)[c]), b = ptx::unpack_bf16((&other.raw[i].x)[c]);
-        own = {fmaf(a.x, b.x, own.x), fmaf(a.y, b.y, own.y)};
-      }
-#pragma unroll
-      for (int apart = 16; apart >= kParts; apart /= 2) {
-        own.x += __shfl_xor_sync(0xffffffffu, own.x, apart);
-        own.y += __shfl_xor_sync(0xffffffffu, own.y, apart);
-      }
-      if (lane < kParts) {
-        float* to = sums + thread / 32 * kUnitChannels + part * 8 + 2 * c;
-        to[0] = own.x;
-        to[1] = own.y;
-      }
-    }
-  }
-};
-
-template <int R, class Load>
-__device__ __forceinline__ void tokens_in(const Load& load, const Units& to, int line, int channel, int unit,
+// All threads must come here.
+template <int R, class Put>
+__device__ __forceinline__ void tokens_in(const Put& put, const Units& to, int line, int channel, int unit,
                                           unsigned char* memory, float* room) {
-  const TokenRows<R> rows(load);
+  put_rows<R>(put, memory);
+  ptx::copy_async_commit();
+  wait_for_rows<0>();
   const UnitScales<false> scales{room};
-  rows.find_largest(scales);
+  Turned turned;
+  turned.read_rows(memory);
+  turned.find_largest(scales);
   __syncthreads();
   const std::int64_t first = to.number<R>(line, channel);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kUnitChannels) scales.finish(thread, to.scales + first + thread * WholeShape<R>::kTiles + unit);
   __syncthreads();
-  rows.write(scales, memory);
-  rows_to_units<R>(memory, to.data + (first + unit) * 32);
+  turned.scale(scales);
+  turned.write_units(memory);
+  __syncthreads();
+  store_units<R>(memory, to.data + (first + unit) * 32);
 }
 
 // Tokens and their outputs' gradients, and the sums of their products, of which channels below `channels` go to `skip`.
 // `memory` is two, `room` three.
-template <int R, class Load, class LoadGradient>
-__device__ __forceinline__ void pairs_in(const Load& load, const LoadGradient& load_gradient, const Units& to_x,
+template <int R, class Put, class PutGradient>
+__device__ __forceinline__ void pairs_in(const Put& put, const PutGradient& put_gradient, const Units& to_x,
                                          const Units& to_gradients, int line, int channel, int unit, float* skip,
                                          std::int64_t channels, unsigned char* memory, float* room) {
-  const TokenRows<R> x(load), gradients(load_gradient);
+  unsigned char* other = memory + kUnitBytes;
+  put_rows<R>(put, memory);
+  ptx::copy_async_commit();
+  put_rows<R>(put_gradient, other);
+  ptx::copy_async_commit();
   const UnitScales<false> x_scales{room}, gradient_scales{room + kUnitRoom};
   float* sums = room + 2 * kUnitRoom;
+  Turned x, gradients;
+  wait_for_rows<1>();
+  x.read_rows(memory);
   x.find_largest(x_scales);
+  wait_for_rows<0>();
+  gradients.read_rows(other);
   gradients.find_largest(gradient_scales);
   x.find_products(gradients, sums);
   __syncthreads();
@@ -285,39 +307,26 @@ __device__ __forceinline__ void pairs_in(const Load& load, const LoadGradient& l
   } else if (thread / kUnitChannels == 2 && channel + c < channels) {
     float all = sums[c];
 #pragma unroll
-    for (int w = 1; w < kUnitWarps; ++w) all += sums[w * kUnitChannels + c];
+    for (int w = 1; w < kUnitColumns; ++w) all += sums[w * kUnitChannels + c];
     skip[c] = all;
   }
   __syncthreads();
-  unsigned char* other = memory + kUnitBytes;
-  x.write(x_scales, memory);
-  gradients.write(gradient_scales, other);
-  Turned turned_x, turned_gradients;
-  __syncthreads();
-  turned_x.read_rows(memory);
-  turned_gradients.read_rows(other);
-  __syncthreads();
-  turned_x.write_units(memory);
-  turned_gradients.write_units(other);
+  x.scale(x_scales);
+  gradients.scale(gradient_scales);
+  x.write_units(memory);
+  gradients.write_units(other);
   __syncthreads();
   store_units<R>(memory, to_x.data + (first + unit) * 32);
   store_units<R>(other, to_gradients.data + (first + unit) * 32);
 }
 
 // Back, of results in 16 bits, `from` the first channel's, to rows in shared memory. All threads must come here;
-// `phase` counts how often they did.
+// `phase` counts how often they did. The mbarrier waits for one thread.
 template <int R>
 __device__ __forceinline__ void units_to_rows(const uint4* from, unsigned char* memory, std::uint64_t* barrier,
                                               int phase) {
   const int thread = static_cast<int>(threadIdx.x);
   const std::uint32_t waited = ptx::shared_address(barrier);
-  if (phase == 0) {
-    if (thread == 0) {
-      ptx::mbarrier_init(waited, 1);
-      ptx::fence_barrier_init();
-    }
-    __syncthreads();
-  }
   if (thread == 0) ptx::mbarrier_arrive_expect(waited, 512 * kUnitChannels);
   if (moves_units()) {
     const int c = moved_channel();

@@ -132,14 +132,15 @@ class WholeWarp {
   __device__ __forceinline__ explicit WholeWarp(unsigned char* memory)
       : memory_(memory), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
 
-  // What brings a channel's units to one scale, in its lanes: the largest, or more than the sum.
+  // What brings a channel's units to one scale, of those in all lanes: the largest, or, of a filter's, which lanes have
+  // several times, more than the sum.
   template <bool kFilter>
   static __device__ __forceinline__ float common_of(float4 scales) {
-    const auto combine = [](float a, float b) { return kFilter ? a + b : fmaxf(a, b); };
-    float own = combine(combine(scales.x, scales.y), combine(scales.z, scales.w));
+    if constexpr (!kFilter) return largest_of_warp(largest_of(scales));
+    float own = (scales.x + scales.y) + (scales.z + scales.w);
 #pragma unroll
-    for (int apart = 2 * R; apart > 0; apart /= 2) own = combine(own, __shfl_xor_sync(0xffffffffu, own, apart));
-    return kFilter ? __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u) : own;
+    for (int apart = 2 * R; apart > 0; apart /= 2) own += __shfl_xor_sync(0xffffffffu, own, apart);
+    return __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u);
   }
   // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
   // 2^kMostUp.
@@ -176,6 +177,13 @@ class WholeWarp {
   }
 
  protected:
+  // None is negative, so that their order is that of their bits.
+  static __device__ __forceinline__ float largest_of(float4 scales) {
+    return fmaxf(fmaxf(scales.x, scales.y), fmaxf(scales.z, scales.w));
+  }
+  static __device__ __forceinline__ float largest_of_warp(float own) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(own)));
+  }
   // Of a power of two and one of an exponent field. Where the first is 0 so are the numbers that it is for.
   static __device__ __forceinline__ float ratio(float a, int field) {
     const int own = 127 + static_cast<int>(Scale::field_of(a)) - field;
