@@ -138,11 +138,25 @@ class HalvesWarp : public WholeWarp<R> {
     }
   }
 
+  // Of tiles, read ahead of the barrier that they come behind.
+  struct TileConstants {
+    TileSteps steps, back, less;  // less: of spectra times 2^-12
+    TileTurns first;              // of a warp's first tile
+  };
+  __device__ __forceinline__ TileConstants tile_constants() const {
+    const auto step = [&](int i) {
+      const auto* from =
+          reinterpret_cast<const uint4*>(memory_ + Memory::kStepsAt + i * kLanesBytes<TileSteps>) + lane_;
+      const uint4 even = load_kept(from), odd = load_kept(from + 32);
+      return TileSteps{{even.x, even.y, even.z, even.w}, {odd.x, odd.y, odd.z, odd.w}};
+    };
+    return {step(0), step(1), step(2), turns_of(warp_)};
+  }
+
   // Tiles of one sequence or kBoth go back times the filter's, whose spectrum is made where kFirst and kept.
   template <bool kFirst, bool kBoth>
-  __device__ __forceinline__ void tiles() const {
-    const Constants all(memory_, lane_);
-    TileTurns along = turns_of(warp_);
+  __device__ __forceinline__ void tiles(const TileConstants& all) const {
+    TileTurns along = all.first;
 #pragma unroll 1
     for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
@@ -172,10 +186,10 @@ class HalvesWarp : public WholeWarp<R> {
   // a chunk's first sequence (begin) the product begins the sums, with its last (kEnd) they go back in x's place. Of
   // the very first (kFirst) the filter's spectrum is made, and stored where there are `more`.
   template <bool kFirst, bool kEnd>
-  __device__ __forceinline__ void gradient_tiles(uint4* filter, StoredTile next, bool begin, bool more) const {
-    const Constants all(memory_, lane_);
+  __device__ __forceinline__ void gradient_tiles(const TileConstants& all, uint4* filter, StoredTile next, bool begin,
+                                                 bool more) const {
     filter += warp_ * 64 + lane_;
-    TileTurns along = turns_of(warp_);
+    TileTurns along = all.first;
 #pragma unroll 1
     for (int i = 0; i < Base::Shape::kTiles / Base::kWarps; ++i) {
       const int tile = warp_ + Base::kWarps * i;
@@ -211,15 +225,6 @@ class HalvesWarp : public WholeWarp<R> {
   }
 
  private:
-  // Of tiles.
-  struct Constants {
-    TileSteps steps, back, less;  // less: of spectra times 2^-12
-
-    __device__ __forceinline__ Constants(const unsigned char* memory, int lane)
-        : steps(get<TileSteps>(memory + Memory::kStepsAt, lane)),
-          back(get<TileSteps>(memory + Memory::kStepsAt + kLanesBytes<TileSteps>, lane)),
-          less(get<TileSteps>(memory + Memory::kStepsAt + 2 * kLanesBytes<TileSteps>, lane)) {}
-  };
   __device__ __forceinline__ TileTurns turns_of(int tile) const { return TileTurns::get(turns_, tile, lane_); }
   // A lane's words that it keeps in the filter's part, from when its warp has read the tile's points.
   __device__ __forceinline__ uint4* own_kept(int tile) const {
@@ -279,6 +284,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       const auto of = [&](int part) { return part == 1 ? units : second; };
       warp.columns(
           next, n == 0 ? 0 : 1, parts, [&](int part) { return part == 0 ? filter_ratios : ratios; }, of);
+      const auto constants = warp.tile_constants();
       __syncthreads();
       if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
       const bool more = n + 2 < lines, last = !more && item + items.step >= items.last;
@@ -288,9 +294,9 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
         expect<WholeShape<R>::kPoints>(whole.filter, item + items.step);
       }
       if (parts == 3) {
-        n == 0 ? warp.template tiles<true, true>() : warp.template tiles<false, true>();
+        n == 0 ? warp.template tiles<true, true>(constants) : warp.template tiles<false, true>(constants);
       } else {
-        n == 0 ? warp.template tiles<true, false>() : warp.template tiles<false, false>();
+        n == 0 ? warp.template tiles<true, false>(constants) : warp.template tiles<false, false>(constants);
       }
       const int next_item = more || last ? item : item + items.step, next_line = more ? n + 2 : 0;
       next = warp.first(more ? whole.x : whole.filter, more ? number_of(n + 2, item) : next_item,
@@ -375,6 +381,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
             [&](int part) { return part == 1 ? dx : x; });
         StoredTile tile{};
         if (n > 0) tile = warp.first_stored(spectrum);
+        const auto constants = warp.tile_constants();
         __syncthreads();
         if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
         const bool more = n + 1 < end;
@@ -385,7 +392,8 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
           expect_first_scales(next_item);
         }
         const auto tiles = [&](auto first, auto last) {
-          warp.template gradient_tiles<first.value, last.value>(spectrum, tile, n == begin, whole.call.lines > 1);
+          warp.template gradient_tiles<first.value, last.value>(constants, spectrum, tile, n == begin,
+                                                                whole.call.lines > 1);
         };
         if (n == 0) {
           more ? tiles(std::true_type(), std::false_type()) : tiles(std::true_type(), std::true_type());
