@@ -193,18 +193,6 @@ __device__ __forceinline__ void store_units(const unsigned char* memory, uint4* 
   ptx::store_bulk(to + c * 32 * WholeShape<R>::kTiles, ptx::shared_address(memory + c * kStagedUnit), 512);
   ptx::store_bulk_commit();
 }
-// The rows that all threads have written to shared memory become units in memory.
-template <int R>
-__device__ __forceinline__ void rows_to_units(unsigned char* memory, uint4* to) {
-  Turned turned;
-  __syncthreads();
-  turned.read_rows(memory);
-  __syncthreads();
-  turned.write_units(memory);
-  __syncthreads();
-  store_units<R>(memory, to);
-}
-
 // load(more) is 16 bytes of the channels of the thread's first token and `more`. All threads must come here.
 template <int R, class Load>
 __device__ __forceinline__ void filter_in(const Load& load, const Units& to, int channel, int unit,
@@ -235,11 +223,17 @@ __device__ __forceinline__ void filter_in(const Load& load, const Units& to, int
         make_uint2(ptx::pack_f16(__uint_as_float(raw[i].x) * by.x, __uint_as_float(raw[i].y) * by.y),
                    ptx::pack_f16(__uint_as_float(raw[i].z) * by.z, __uint_as_float(raw[i].w) * by.w));
   }
-  rows_to_units<R>(memory, to.data + (first + unit) * 32);
+  Turned turned;
+  __syncthreads();
+  turned.read_rows(memory);
+  __syncthreads();
+  turned.write_units(memory);
+  __syncthreads();
+  store_units<R>(memory, to.data + (first + unit) * 32);
 }
 
-// A thread's share of the rows of a unit of tokens to shared memory, once all of them are there. put(more, to) puts 16
-// bytes of the channels of the thread's first token and `more` to shared memory, or asks for them by copy_async.
+// A thread's share of the rows of a unit of tokens to shared memory: put(more, to) puts 16 bytes of the channels of the
+// thread's first token and `more` there, or asks for them by copy_async.
 template <int R, class Put>
 __device__ __forceinline__ void put_rows(const Put& put, unsigned char* memory) {
   constexpr int kParts = kUnitChannels / 8, kRows = kUnitThreads / kParts;
@@ -248,6 +242,7 @@ __device__ __forceinline__ void put_rows(const Put& put, unsigned char* memory) 
 #pragma unroll
   for (int i = 0; i < kUnitTokens / kRows; ++i) put(token_of_row<R, false>(kRows * i), own + kRows * i * kUnitRow);
 }
+// Until all threads' rows are there, but for the latest kPending groups of copies.
 template <int kPending>
 __device__ __forceinline__ void wait_for_rows() {
   ptx::copy_async_wait<kPending>();
