@@ -19,13 +19,12 @@ constexpr int kPartRounds = 2;  // of a warp
 // Sequences whose scales are asked for before their channel's turn comes, as many as registers hold.
 template <int R>
 constexpr int kScalesAhead = R == 4 ? 2 : 4;
-// Scales are expected as units are, but of 4,096 points, where blocks that wait for them have three beside them.
-constexpr bool expects_scales(int points) { return points > 4096; }
 
-// To the second cache, by one thread: scales of units of kPoints tokens, and these and the units.
+// To the second cache, by one thread: scales of units of kPoints tokens, but of 4,096, where blocks that wait for them
+// have three beside them; and these and the units.
 template <int kPoints>
 __device__ __forceinline__ void expect_scales(const Units& units, std::int64_t number) {
-  if constexpr (!expects_scales(kPoints)) return;
+  if constexpr (kPoints <= 4096) return;
   constexpr int kScales = kPoints / kUnitTokens, kLine = 128 / sizeof(float);
 #pragma unroll
   for (int i = 0; i < kScales; i += kLine) ptx::prefetch_l2(units.scales + number * kScales + i);
@@ -145,10 +144,7 @@ class HalvesWarp : public WholeWarp<R> {
   };
   __device__ __forceinline__ TileConstants tile_constants() const {
     const auto step = [&](int i) {
-      const auto* from =
-          reinterpret_cast<const uint4*>(memory_ + Memory::kStepsAt + i * kLanesBytes<TileSteps>) + lane_;
-      const uint4 even = load_kept(from), odd = load_kept(from + 32);
-      return TileSteps{{even.x, even.y, even.z, even.w}, {odd.x, odd.y, odd.z, odd.w}};
+      return get<TileSteps, true>(memory_ + Memory::kStepsAt + i * kLanesBytes<TileSteps>, lane_);
     };
     return {step(0), step(1), step(2), turns_of(warp_)};
   }

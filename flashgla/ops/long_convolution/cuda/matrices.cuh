@@ -397,12 +397,14 @@ __device__ __forceinline__ void put(unsigned char* at, int lane, const S& value)
     reinterpret_cast<uint4*>(at)[32 * i + lane] = reinterpret_cast<const uint4*>(&value)[i];
   }
 }
-template <class S>
+// kKept: to registers, to stay there.
+template <class S, bool kKept = false>
 __device__ __forceinline__ S get(const unsigned char* at, int lane) {
   S value;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(S) / 16); ++i) {
-    reinterpret_cast<uint4*>(&value)[i] = reinterpret_cast<const uint4*>(at)[32 * i + lane];
+    const auto* from = reinterpret_cast<const uint4*>(at) + 32 * i + lane;
+    reinterpret_cast<uint4*>(&value)[i] = kKept ? load_kept(from) : *from;
   }
   return value;
 }

@@ -49,8 +49,8 @@ __device__ __forceinline__ int token_of_unit(int unit) {
 // The order in which blocks take a channel's units: those that come together have tokens beside each other.
 template <int R>
 __device__ __forceinline__ int unit_in_turn(int turn) {
-  constexpr int kTogether = WholeShape<R>::kTiles / 8;  // quads whose s2 alone differ
-  return 2 * (turn / kTogether % 4 + 4 * (turn % kTogether)) + turn / (4 * kTogether);
+  constexpr int kNeighbours = WholeShape<R>::kTiles / 8;  // quads whose s2 alone differ
+  return 2 * (turn / kNeighbours % 4 + 4 * (turn % kNeighbours)) + turn / (4 * kNeighbours);
 }
 
 // Of a unit's channels their magnitudes' largest, or of a filter their sum, and what scales them: `room` gets warps' of

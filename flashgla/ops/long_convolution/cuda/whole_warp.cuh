@@ -177,10 +177,10 @@ class WholeWarp {
   }
 
  protected:
-  // None is negative, so that their order is that of their bits.
   static __device__ __forceinline__ float largest_of(float4 scales) {
     return fmaxf(fmaxf(scales.x, scales.y), fmaxf(scales.z, scales.w));
   }
+  // Of what lanes have, none of it negative, so that bits are in the order of numbers.
   static __device__ __forceinline__ float largest_of_warp(float own) {
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(own)));
   }
