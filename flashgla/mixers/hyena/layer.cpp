@@ -161,6 +161,7 @@ class Hyena : public Mixer {
     TensorView convolved;         // [B,T,3D]: recomputed in class activations, as c and y
     TensorView c;                 // [B,T,D]
     TensorView s;                 // [B,T,D]
+    TensorView kept;              // the long convolution's own; absent: it makes that again
     TensorView y;                 // [B,T,D]
     TensorView filter;            // [l_max,D]
     TensorView of_sines[kSines];  // [l_max,filter_order]
@@ -258,7 +259,9 @@ void Hyena::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   saved_.filter = pass.keep().tensor(Shape({config_.l_max, hidden_}), wide, "hyena: filter");
   make_filter(context, x.dtype, saved_.of_sines, saved_.filter);
   saved_.s = sized(pass.keep(), hidden_, "hyena: long convolutions");
-  long_convolution::forward(context, long_inputs(pass), saved_.s);
+  const long_convolution::Inputs inputs = long_inputs(pass);
+  saved_.kept = pass.keep_states([&] { return long_convolution::kept_bytes(context, inputs); }, "hyena: kept tokens");
+  long_convolution::forward(context, inputs, {saved_.s, saved_.kept});
   if (!after.empty()) {
     const ops::softmax_attention::Appended appended[] = {
         {saved_.c.split_last(1), before.empty() ? TensorView() : before[0], after[0]}};
@@ -285,7 +288,7 @@ void Hyena::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   output_.backward(context, saved_.y, dy, d_y);
   elementwise::multiply(context, d_y, saved_.s, part_of(dconvolved, 1));
   elementwise::multiply(context, d_y, part_of(saved_.convolved, 1), ds);
-  long_convolution::backward(context, long_inputs(pass), ds, {dc, dfilter, skip_.gradient});
+  long_convolution::backward(context, long_inputs(pass), saved_.kept, ds, {dc, dfilter, skip_.gradient});
   elementwise::multiply(context, dc, part_of(saved_.convolved, 2), part_of(dconvolved, 0));
   elementwise::multiply(context, dc, part_of(saved_.convolved, 0), part_of(dconvolved, 2));
   elementwise::column_sum(context, dconvolved, convolution_bias_.gradient, true);

@@ -16,10 +16,11 @@ struct Implementation {
   const char* name;
   Device::Kind device;
   Support (*supports)(const Problem&, const Architecture&);
+  std::size_t (*kept_bytes)(const Architecture&, const Inputs&);
   // All take their workspace before they look whether the context is planning. A step's x and y are [N,1,D]: a call of
   // one token a sequence.
-  void (*forward)(Context&, const Inputs&, const TensorView& y);
-  void (*backward)(Context&, const Inputs&, const TensorView& dy, const InputGradients&);
+  void (*forward)(Context&, const Inputs&, const Outputs&);
+  void (*backward)(Context&, const Inputs&, const TensorView& kept, const TensorView& dy, const InputGradients&);
 };
 
 // Best first, reference last.
@@ -31,6 +32,9 @@ extern const Implementation kCuda, kSimd, kReference;
 struct Sequence : ops::Sequence {
   std::int64_t past;
 };
+// Of implementations whose backward needs nothing but its inputs.
+inline std::size_t keeps_nothing(const Architecture& /*architecture*/, const Inputs& /*in*/) { return 0; }
+
 inline std::int64_t sequences_of(const Inputs& in) { return ops::sequences_of(in.x, in.cu_seqlens); }
 inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
   return {ops::sequence_at(in.x, in.cu_seqlens, n), in.positions ? in.positions.as<std::int32_t>()[n] : 0};

@@ -64,6 +64,13 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
   if (!context.planning() && context.device().kind == Device::Kind::cpu) check_lengths(arguments, in, in_past);
 }
 
+void check_kept(const Arguments& arguments, const Context& context, const TensorView& kept,
+                const Implementation& implementation, const Inputs& in) {
+  if (!kept) return;
+  const auto bytes = static_cast<std::int64_t>(implementation.kept_bytes(context.architecture(), in));
+  arguments.check("kept", kept, DType::u8, Shape({bytes}), "kept_bytes", Layout::contiguous);
+}
+
 // [N,D] as [N,1,D].
 TensorView with_length(const TensorView& view) {
   if (view.rank() != 2) return view;
@@ -74,14 +81,21 @@ TensorView with_length(const TensorView& view) {
 
 }  // namespace
 
-void forward(Context& context, const Inputs& inputs, const TensorView& y) {
-  const Arguments arguments(kName, context);
-  check_inputs(arguments, context, inputs, 0);
-  arguments.check("y", y, inputs.x.dtype, inputs.x.shape, "x");
-  selected(context, inputs).forward(context, inputs, y);
+std::size_t kept_bytes(const Context& context, const Inputs& inputs) {
+  return selected(context, inputs).kept_bytes(context.architecture(), inputs);
 }
 
-void backward(Context& context, const Inputs& inputs, const TensorView& dy, const InputGradients& gradients) {
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
+  const Arguments arguments(kName, context);
+  check_inputs(arguments, context, inputs, 0);
+  arguments.check("y", outputs.y, inputs.x.dtype, inputs.x.shape, "x");
+  const Implementation& implementation = selected(context, inputs);
+  check_kept(arguments, context, outputs.kept, implementation, inputs);
+  implementation.forward(context, inputs, outputs);
+}
+
+void backward(Context& context, const Inputs& inputs, const TensorView& kept, const TensorView& dy,
+              const InputGradients& gradients) {
   const Arguments arguments(kName, context);
   check_inputs(arguments, context, inputs, 0);
   const DType dtype = inputs.x.dtype, sum = accumulator_of(dtype);
@@ -89,7 +103,9 @@ void backward(Context& context, const Inputs& inputs, const TensorView& dy, cons
   arguments.check("dx", gradients.dx, dtype, inputs.x.shape, "x");
   arguments.check("dfilter", gradients.dfilter, sum, inputs.filter.shape, "filter", Layout::contiguous);
   arguments.check("dskip", gradients.dskip, sum, inputs.skip.shape, "skip", Layout::contiguous);
-  selected(context, inputs).backward(context, inputs, dy, gradients);
+  const Implementation& implementation = selected(context, inputs);
+  check_kept(arguments, context, kept, implementation, inputs);
+  implementation.backward(context, inputs, kept, dy, gradients);
 }
 
 void step(Context& context, const Inputs& inputs, const TensorView& y) {
@@ -98,7 +114,7 @@ void step(Context& context, const Inputs& inputs, const TensorView& y) {
   batch.x = with_length(inputs.x);
   check_inputs(arguments, context, batch, 1);
   arguments.check("y", y, inputs.x.dtype, inputs.x.shape, "x");
-  selected(context, inputs).forward(context, batch, with_length(y));
+  selected(context, inputs).forward(context, batch, {with_length(y), {}});
 }
 
 }  // namespace flashgla::ops::long_convolution

@@ -10,6 +10,8 @@
 // with f64); skip and past x's, f32 or bf16 (f64 with f64). Throw Error naming the argument.
 #pragma once
 
+#include <cstddef>
+
 #include "flashgla/base/context.h"
 #include "flashgla/base/tensor.h"
 
@@ -23,17 +25,27 @@ struct Inputs {
   TensorView cu_seqlens;       // absent, or i32 [N+1]: 0 = c_0 <= c_1 <= ... <= c_N = T (empty sequences allowed)
 };
 
+struct Outputs {
+  TensorView y;
+  TensorView kept;  // u8 [kept_bytes] of the operator's own for backward; absent: backward computes it again
+};
+
 struct InputGradients {
   TensorView dx;       // overwritten
   TensorView dfilter;  // overwritten; of bf16 x with bf16's error where f16 transforms make it (README.md), else f32's
   TensorView dskip;    // accumulated
 };
 
-// y must not overlap an input.
-void forward(Context& context, const Inputs& inputs, const TensorView& y);
+// Of `Outputs::kept`; 0 where there is nothing to keep.
+std::size_t kept_bytes(const Context& context, const Inputs& inputs);
 
-// No gradient flows into the past. dx must not overlap an input or dy.
-void backward(Context& context, const Inputs& inputs, const TensorView& dy, const InputGradients& gradients);
+// y must not overlap an input.
+void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
+
+// kept: of forward of the same inputs, which it leaves as it is, or absent. No gradient flows into the past. dx must
+// not overlap an input or dy.
+void backward(Context& context, const Inputs& inputs, const TensorView& kept, const TensorView& dy,
+              const InputGradients& gradients);
 
 // One token for each of N sequences: x, y [N,D]; `past` holds it already, at row positions[n] behind the tokens before.
 void step(Context& context, const Inputs& inputs, const TensorView& y);

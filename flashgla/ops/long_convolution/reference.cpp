@@ -28,9 +28,9 @@ Column tokens_of(const Inputs& in, std::int64_t n, std::int64_t d) {
   return result;
 }
 
-void reference_forward(Context& context, const Inputs& in, const TensorView& y_view) {
+void reference_forward(Context& context, const Inputs& in, const Outputs& out) {
   if (context.planning()) return;
-  const Elements skip(in.skip), y(y_view);
+  const Elements skip(in.skip), y(out.y);
   parallel_for(context, sequences_of(in) * in.x.size(2), [&](std::int64_t item) {
     const std::int64_t n = item / in.x.size(2), d = item % in.x.size(2);
     const Sequence sequence = sequence_at(in, n);
@@ -81,7 +81,8 @@ void filters_gradient(Context& context, const Inputs& in, const Elements& dy_ele
   });
 }
 
-void reference_backward(Context& context, const Inputs& in, const TensorView& dy_view, const InputGradients& to) {
+void reference_backward(Context& context, const Inputs& in, const TensorView& /*kept*/, const TensorView& dy_view,
+                        const InputGradients& to) {
   if (context.planning()) return;
   const Elements dy(dy_view);
   inputs_gradient(context, in, dy, Elements(to.dx));
@@ -90,8 +91,8 @@ void reference_backward(Context& context, const Inputs& in, const TensorView& dy
 
 }  // namespace
 
-const Implementation kReference{"reference", Device::Kind::cpu,
-                                [](const Problem&, const Architecture&) { return Support::yes(); }, reference_forward,
-                                reference_backward};
+const Implementation kReference{
+    "reference",   Device::Kind::cpu, [](const Problem&, const Architecture&) { return Support::yes(); },
+    keeps_nothing, reference_forward, reference_backward};
 
 }  // namespace flashgla::ops::long_convolution

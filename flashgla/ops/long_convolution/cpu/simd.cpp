@@ -429,13 +429,14 @@ HWY_EXPORT(BackwardAll);
 
 namespace {
 
-void simd_forward(Context& context, const Inputs& in, const TensorView& y) {
+void simd_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
-  if (!context.planning()) HWY_DYNAMIC_DISPATCH(ForwardAll)(context, Call(in, skip), y);
+  if (!context.planning()) HWY_DYNAMIC_DISPATCH(ForwardAll)(context, Call(in, skip), out.y);
 }
 
-void simd_backward(Context& context, const Inputs& in, const TensorView& dy, const InputGradients& to) {
+void simd_backward(Context& context, const Inputs& in, const TensorView& /*kept*/, const TensorView& dy,
+                   const InputGradients& to) {
   const ArenaScope scope(context.scratch());
   const float* skip = weight_in_f32(context, in.skip, in.skip.size(0));
   elementwise::zero(context, to.dfilter);
@@ -445,8 +446,11 @@ void simd_backward(Context& context, const Inputs& in, const TensorView& dy, con
 }  // namespace
 
 const Implementation kSimd{
-    "simd", Device::Kind::cpu,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); }, simd_forward,
+    "simd",
+    Device::Kind::cpu,
+    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
+    keeps_nothing,
+    simd_forward,
     simd_backward};
 
 }  // namespace flashgla::ops::long_convolution

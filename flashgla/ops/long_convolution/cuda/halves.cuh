@@ -20,25 +20,6 @@ constexpr int kPartRounds = 2;  // of a warp
 template <int R>
 constexpr int kScalesAhead = R == 4 ? 2 : 4;
 
-// To the second cache, by one thread: scales of units of kPoints tokens, but of 4,096, where blocks that wait for them
-// have three beside them; and these and the units.
-template <int kPoints>
-__device__ __forceinline__ void expect_scales(const Units& units, std::int64_t number) {
-  if constexpr (kPoints <= 4096) return;
-  constexpr int kScales = kPoints / kUnitTokens, kLine = 128 / sizeof(float);
-#pragma unroll
-  for (int i = 0; i < kScales; i += kLine) ptx::prefetch_l2(units.scales + number * kScales + i);
-}
-template <int kPoints>
-__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
-  if (threadIdx.x == 0) {
-    expect_scales<kPoints>(units, number);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
-                 "n"(2 * kPoints)
-                 : "memory");
-  }
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 template <int R>
@@ -98,9 +79,17 @@ class HalvesWarp : public WholeWarp<R> {
   }
 
   // Units of parts from `begin` to `end` to columns. `next` has the first's; a later part's are at of(part), and are
-  // asked for while the one before goes. ratios(part) are lanes' factors.
-  template <class Ratios, class Of>
-  __device__ __forceinline__ void columns(First next, int begin, int end, const Ratios& ratios, const Of& of) const {
+  // asked for while the one before goes. ratios(part) are lanes' factors. kProducts: gives a lane's share (product_of)
+  // of the sum of products of parts 1 and 2, of which next.scales are.
+  template <bool kProducts, class Ratios, class Of>
+  __device__ __forceinline__ float columns(First next, int begin, int end, const Ratios& ratios, const Of& of) const {
+    float products = 0.0f;
+    float2 both{};
+    if constexpr (kProducts) {
+      both = this->own_of(next.scales);
+      both.x *= __shfl_xor_sync(0xffffffffu, both.x, 16);
+      both.y *= __shfl_xor_sync(0xffffffffu, both.y, 16);
+    }
     const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
     const auto turns = ColumnTurns<R>::template get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
     const typename Base::Place place(warp_, lane_);
@@ -114,10 +103,24 @@ class HalvesWarp : public WholeWarp<R> {
         const __half2 scales = as_pair(__shfl_sync(0xffffffffu, own, lane));
         const uint4 tokens[2] = {times(next.words[i][0], __low2half2(scales)),
                                  times(next.words[i][1], __high2half2(scales))};
+        const int at = place.of_round(i) + part * kPartBytes<R>;
+        // Part 1's units wait where the thread's points of part 2 will be.
+        if (kProducts && part == 1) {
+          *Base::Place::chunk(memory_, at + kPartBytes<R>, 0) = next.words[i][0];
+          *Base::Place::chunk(memory_, at + kPartBytes<R>, 1) = next.words[i][1];
+        }
+        if (kProducts && part == 2) {
+          const uint4 before[2] = {*Base::Place::chunk(memory_, at, 0), *Base::Place::chunk(memory_, at, 1)};
+          products =
+              fmaf(__shfl_sync(0xffffffffu, both.x, lane), this->product_of(before[0], next.words[i][0]), products);
+          products =
+              fmaf(__shfl_sync(0xffffffffu, both.y, lane), this->product_of(before[1], next.words[i][1]), products);
+        }
         if (part + 1 < end) next.load(from, i);
-        this->put_columns(steps, turns, place.of_round(i) + part * kPartBytes<R>, tokens);
+        this->put_columns(steps, turns, at, tokens);
       }
     }
+    return products;
   }
   // Columns of parts back to units of results, of(part): in bf16 times the `scale` that lanes have, or kHalf.
   template <bool kHalf, class Of>
@@ -275,11 +278,11 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       const int parts = n + 1 < lines ? 3 : 2;
       const float scale = Warp::commons_of(next.scales).own;
       const std::uint32_t ratios = warp.ratios(next.scales, field_of(scale));
-      uint4 *units = warp.units_of(whole.x, number_of(n, item)),
-            *second = warp.units_of(whole.x, number_of(n + 1, item));
-      const auto of = [&](int part) { return part == 1 ? units : second; };
-      warp.columns(
-          next, n == 0 ? 0 : 1, parts, [&](int part) { return part == 0 ? filter_ratios : ratios; }, of);
+      const auto of = [&](const Units& units) {
+        return [&](int part) { return warp.units_of(units, number_of(part == 1 ? n : n + 1, item)); };
+      };
+      warp.template columns<false>(
+          next, n == 0 ? 0 : 1, parts, [&](int part) { return part == 0 ? filter_ratios : ratios; }, of(whole.x));
       const auto constants = warp.tile_constants();
       __syncthreads();
       if (n == 0 && item >= items.step) items.finish(whole, item - items.step);
@@ -299,7 +302,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
                         pair_scales(next_line, next_item));
       of_filter = filter_scales(next_item);
       __syncthreads();
-      warp.template columns_back<false>(back_scale(scale, filter_scale), 1, parts, of);
+      warp.template columns_back<false>(back_scale(scale, filter_scale), 1, parts, of(whole.results));
     }
   }
   __syncthreads();
@@ -350,6 +353,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
     const float filter_scale = Warp::template common_of<true>(of_filter);
     const std::uint32_t filter_ratios = warp.ratios(of_filter, field_of(filter_scale));
     next.scales = ahead[0];
+    float products = 0.0f;
     const int next_item = item + items.step < items.last ? item + items.step : item;
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
@@ -372,7 +376,7 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
         const std::uint32_t ratios =
             warp.ratios(next.scales, Warp::has_first() ? field_of(common.own) : summed.of_x(common.other));
         uint4 *dx = warp.units_of(whole.gradients, number), *x = warp.units_of(whole.x, number);
-        warp.columns(
+        products += warp.template columns<true>(
             next, n == 0 ? 0 : 1, 3, [&](int part) { return part == 0 ? filter_ratios : ratios; },
             [&](int part) { return part == 1 ? dx : x; });
         StoredTile tile{};
@@ -408,8 +412,9 @@ __global__ void __launch_bounds__(kWholeThreads<R>, kWholeBlocks<R>)
       store_scales<R>(whole, sums, summed);
       of_filter = filter_scales(next_item);
       ahead = first_scales(next_item);
-      warp.template columns_back<true>(1.0f, 2, 3, [&](int /*part*/) { return warp.units_of(whole.filter, sums); });
+      warp.template columns_back<true>(1.0f, 2, 3, [&](int /*part*/) { return warp.units_of(whole.sums, sums); });
     }
+    warp.store_products(whole, item, products);
   }
   __syncthreads();
   items.finish(whole, item - items.step);

@@ -33,19 +33,19 @@ struct Cut {
   std::int64_t sequences, blocks;  // of the longest sequence
   bool transforms, direct;         // sequences may be such that want them
 
-  Cut(const Context& context, const Inputs& in)
+  Cut(const Architecture& architecture, const Inputs& in)
       : sequences(sequences_of(in)), blocks(1), transforms(false), direct(true) {
     const std::int64_t length = in.x.size(1), past = in.past ? std::min(in.past.size(1), in.filter.size(0)) : 0;
     longest_ = std::min(length + past, in.filter.size(0));
     blocks = std::max<std::int64_t>(ceil_of(longest_, cuda::kPoints), 1);
     // By shared memory, where tokens before the call wait in x's dtype.
-    fused_ = blocks == 1 && context.architecture().cuda_capability >= 90 && (!in.past || in.past.dtype == in.x.dtype);
+    fused_ = blocks == 1 && architecture.cuda_capability >= 90 && (!in.past || in.past.dtype == in.x.dtype);
     channels_ = in.x.size(2);
     // Of packed sequences the host does not know how many blocks they are.
     transforms = length > 1 && cuda::by_transforms(length, past) && (fused_ || !in.cu_seqlens);
     direct = !transforms || in.cu_seqlens || !cuda::by_transforms(length, 0);
     whole_ = transforms && !fused_ && in.x.dtype == DType::bf16 && in.x.numel() > 0 && longest_ <= kLongestWhole &&
-             context.architecture().cuda_capability == 90;
+             architecture.cuda_capability == 90;
   }
   std::int64_t channels() const { return channels_; }
   bool fused() const { return transforms && fused_; }
@@ -352,11 +352,17 @@ void queue_clusters(Context& context, const Inputs& in, const float* skip, const
                          flashgla::cuda::Begin::beside_previous, call_of<bf16>(in, skip, cut), filters, chunks, maps);
 }
 
-void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
+std::size_t cuda_kept_bytes(const Architecture& architecture, const Inputs& in) {
+  const Cut cut(architecture, in);
+  return cut.whole() ? kept_of_whole(in.x.size(0), in.x.size(2), cut.longest()) : 0;
+}
+
+void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
   const ArenaScope scope(context.scratch());
   if (in.x.numel() == 0) return;
-  const Cut cut(context, in);
-  const bool clusters = by_clusters(context, in, cut, y);
+  const Cut cut(context.architecture(), in);
+  const TensorView& y = out.y;
+  const bool clusters = !out.kept && by_clusters(context, in, cut, y);
   const float* skip = skip_in_f32(context, in, cut.whole() && !clusters && !cut.direct);
   const bool step = in.past && in.x.size(1) == 1 && !in.cu_seqlens;
   const bool narrow = in.x.dtype == DType::bf16;
@@ -366,7 +372,8 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   } else if (cut.whole()) {
     if (clusters) queue_clusters(context, in, skip, cut, y);
     if (!clusters || context.planning()) {
-      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(), {.x = in.x, .skip = in.skip, .y = y});
+      queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
+                  {.x = in.x, .skip = in.skip, .y = y, .kept = out.kept});
     }
   } else if (cut.transforms) {
     narrow ? queue_blocks<cuda::Pair, bf16, false>(context, in, skip, cut, in.x, y)
@@ -388,10 +395,11 @@ void cuda_forward(Context& context, const Inputs& in, const TensorView& y) {
   });
 }
 
-void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, const InputGradients& to) {
+void cuda_backward(Context& context, const Inputs& in, const TensorView& kept, const TensorView& dy,
+                   const InputGradients& to) {
   Arena& scratch = context.scratch();
   const ArenaScope scope(scratch);
-  const Cut cut(context, in);
+  const Cut cut(context.architecture(), in);
   const float* skip = skip_in_f32(context, in, cut.whole() && !cut.direct);
   const std::int64_t rows = in.filter.size(0), channels = in.x.size(2);
   const std::int64_t groups = cut.direct ? std::clamp<std::int64_t>(cut.sequences, 1, kGroups) : 0;
@@ -407,8 +415,9 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
   } else if (cut.fused()) {
     queue_fused_gradients(context, in, skip, cut, chunks, dy, to.dx, by_transforms);
   } else if (cut.whole()) {
-    queue_whole(context, call_of<bf16>(in, skip, cut), cut.longest(),
-                {.x = in.x, .skip = in.skip, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip});
+    queue_whole(
+        context, call_of<bf16>(in, skip, cut), cut.longest(),
+        {.x = in.x, .skip = in.skip, .dy = dy, .dx = to.dx, .dfilter = by_transforms, .dskip = to.dskip, .kept = kept});
   } else if (cut.transforms && narrow) {
     queue_blocks<cuda::Pair, bf16, true>(context, in, skip, cut, dy, to.dx);
     queue_block_gradient<bf16>(context, in, skip, cut, dy, by_transforms);
@@ -436,8 +445,11 @@ void cuda_backward(Context& context, const Inputs& in, const TensorView& dy, con
 }  // namespace
 
 const Implementation kCuda{
-    "cuda", Device::Kind::cuda,
-    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); }, cuda_forward,
+    "cuda",
+    Device::Kind::cuda,
+    [](const Problem& problem, const Architecture&) { return supports_f32_and_bf16({problem.dtype}); },
+    cuda_kept_bytes,
+    cuda_forward,
     cuda_backward};
 
 }  // namespace flashgla::ops::long_convolution

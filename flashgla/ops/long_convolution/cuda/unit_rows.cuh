@@ -8,13 +8,26 @@ namespace flashgla::ops::long_convolution::cuda {
 // Sequences whose products are summed in f16 for the filter's gradient.
 constexpr int kMostSummed = 32;
 
-// What kernels know of a call. Forward `x` gets tokens and in their place y's; backward `gradients` gets dy's and in
-// their place dx's, and the filter's units, of which there are `chunks` of kMostSummed sequences, the filter's gradient
-// in f16, a channel's first scale what it is to be multiplied by. `products` gets sums of x dy, [line][unit][D].
+// Blocks a multiprocessor of transforms (whole_warp.cuh): of 8,192 points two, of 4,096 four, so that one's products
+// are made beside what another waits for.
+template <int R>
+constexpr int kWholeBlocks = R == 1   ? 4
+                             : R == 2 ? 2
+                                      : 1;
+template <int R>
+constexpr int kWholeThreads = 512 / kWholeBlocks<R>;
+template <int R>
+constexpr int kWholeWarps = kWholeThreads<R> / 32;
+
+// What kernels know of a call. `filter` and `x` get the filter and tokens, which backward may find there, backward
+// `gradients` dy's tokens; `results` gets y's or dx's, it may be where they are made of. `sums` gets the filter's
+// gradient in f16, of each of `chunks` of kMostSummed sequences, a channel's first scale what it is to be multiplied
+// by, and `products` sums of x dy, [kWholeWarps][D].
 struct WholeCall {
   Call<__nv_bfloat16> call;
   Lines<__nv_bfloat16> dy, to;
-  Units filter, x, gradients;
+  Units filter, x, gradients, results, sums;
+  bool kept;   // filter and x are there
   int chunks;  // 0 forward
   const void* skip;
   bool wide_skip;  // f32
@@ -38,9 +51,9 @@ __device__ __forceinline__ void wait_for_done(const int* count, int all) {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// What a kernel turns: rows of the filter, of tokens, or of tokens and their outputs' gradients to units; and back
-// results, y or dx, or sums, the filter's gradient.
-enum class UnitsOf { filter, tokens, pairs, results, sums };
+// What a kernel turns: rows of the filter, of tokens or of their outputs' gradients to units; and back results, y or
+// dx, or sums, the filter's gradient.
+enum class UnitsOf { filter, tokens, gradients, results, sums };
 constexpr bool come(UnitsOf of) { return of != UnitsOf::results && of != UnitsOf::sums; }
 constexpr bool are_of_filter(UnitsOf of) { return of == UnitsOf::filter || of == UnitsOf::sums; }
 
@@ -68,16 +81,13 @@ class UnitTask {
   }
 
   __device__ __forceinline__ void come(unsigned char* memory, float* room) const {
-    const auto x = [&](int more, unsigned char* to) { put_token_row(more, to); };
     if constexpr (kOf == UnitsOf::filter) {
       filter_in<R>([&](int more) { return filter_row(more); }, whole_.filter, channel_, unit_, memory, room);
-    } else if constexpr (kOf == UnitsOf::pairs) {
-      float* products = whole_.products + (std::int64_t{line_} * WholeShape<R>::kTiles + unit_) * whole_.call.channels;
-      pairs_in<R>(
-          x, [&](int more, unsigned char* to) { put_gradient_row(more, to); }, whole_.x, whole_.gradients, line_,
-          channel_, unit_, products + channel_, whole_.call.channels, memory, room);
     } else {
-      tokens_in<R>(x, whole_.x, line_, channel_, unit_, memory, room);
+      const auto put = [&](int more, unsigned char* to) {
+        kOf == UnitsOf::gradients ? put_gradient_row(more, to) : put_token_row(more, to);
+      };
+      tokens_in<R>(put, kOf == UnitsOf::gradients ? whole_.gradients : whole_.x, line_, channel_, unit_, memory, room);
     }
     if (moves_units()) ptx::store_bulk_wait_read();
   }
@@ -90,13 +100,13 @@ class UnitTask {
           __syncthreads();
         }
         const float4 by = filter_scale(chunk);  // asked for ahead of the units
-        units_to_rows<R>(result(whole_.filter, chunk), memory, barrier, chunk);
+        units_to_rows<R>(result(whole_.sums, chunk), memory, barrier, chunk);
         sums_out<R>(
             by, [&](int more, float4 values) { add_filter_row(more, values, chunk == 0); }, memory);
       }
       if (unit_ == 0) add_products(reinterpret_cast<float*>(memory));
     } else {
-      units_to_rows<R>(result(whole_.backward() ? whole_.gradients : whole_.x, line_), memory, barrier, 0);
+      units_to_rows<R>(result(whole_.results, line_), memory, barrier, 0);
       results_out<R>([&](int more, uint4 values) { store_row(more, values); }, memory);
     }
   }
@@ -106,9 +116,7 @@ class UnitTask {
     return from.data + (from.number<R>(line, channel_) + unit_) * 32;
   }
   __device__ __forceinline__ float4 filter_scale(int chunk) const {
-    const auto of = [&](int c) {
-      return __ldcg(whole_.filter.scales + whole_.filter.number<R>(chunk, own_channel_ + c));
-    };
+    const auto of = [&](int c) { return __ldcg(whole_.sums.scales + whole_.sums.number<R>(chunk, own_channel_ + c)); };
     return {of(0), of(1), of(2), of(3)};
   }
   __device__ __forceinline__ uint4 filter_row(int more) const {
@@ -168,12 +176,11 @@ class UnitTask {
   // The skip's gradient of the block's channels; all threads must come here.
   __device__ __forceinline__ void add_products(float* room) const {
     constexpr int kParts = kUnitThreads / kUnitChannels;
-    const int c = thread_ % kUnitChannels, part = thread_ / kUnitChannels,
-              rows = static_cast<int>(whole_.call.lines) * WholeShape<R>::kTiles;
+    const int c = thread_ % kUnitChannels, part = thread_ / kUnitChannels;
     const bool is_channel = channel_ + c < whole_.call.channels;
     float own = 0.0f;
-#pragma unroll 4
-    for (int row = part; row < rows && is_channel; row += kParts) {
+#pragma unroll
+    for (int row = part; row < kWholeWarps<R> && is_channel; row += kParts) {
       own += __ldcg(whole_.products + row * whole_.call.channels + channel_ + c);
     }
     __syncthreads();
@@ -260,20 +267,17 @@ constexpr int kGroupsAtOnce = 4;
 
 // Blocks a multiprocessor.
 template <UnitsOf kOf, bool kPlain>
-constexpr int kUnitsBlocks = kOf == UnitsOf::results                                      ? 4
-                             : kOf == UnitsOf::sums || (kOf == UnitsOf::tokens && kPlain) ? 3
-                                                                                          : 2;
-// Shared memory: rows, of pairs two, and of those that come room for scales, of pairs three, of others a barrier.
+constexpr int kUnitsBlocks = kOf == UnitsOf::results                            ? 4
+                             : kOf == UnitsOf::filter || (come(kOf) && !kPlain) ? 2
+                                                                                : 3;
+// Shared memory: rows, and of those that come room for scales, of others a barrier.
 template <UnitsOf kOf>
-constexpr int kUnitsRows = (kOf == UnitsOf::pairs ? 2 : 1) * kUnitBytes;
-template <UnitsOf kOf>
-constexpr int kUnitsMemory = kUnitsRows<kOf> + (!come(kOf) ? 16
-                                                           : (kOf == UnitsOf::pairs ? 3 : 1) * kUnitRoom *
-                                                                 static_cast<int>(sizeof(float)));
+constexpr int kUnitsMemory = kUnitBytes + (come(kOf) ? kUnitRoom * static_cast<int>(sizeof(float)) : 16);
 
-// Of those that come the filter's are first, of those that leave the results. The kernel of the others may begin beside
-// these, since it needs nothing of theirs, and the one of results beside the transforms, whose last round leaves
-// multiprocessors idle: it takes groups as they are done. The first block of each ends behind the kernel before.
+// Of those that come the filter's are first, or, where backward finds these and x's, dy's; of those that leave the
+// results. The others may begin beside those before, since they need nothing of theirs, and results beside the
+// transforms, whose last round leaves multiprocessors idle: they take groups as they are done. The first block of each
+// ends behind the kernel before.
 template <int R, bool kPlain, UnitsOf kOf>
 __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
     units_kernel(const __grid_constant__ WholeCall whole) {
@@ -281,10 +285,10 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
   extern __shared__ __align__(128) unsigned char memory[];
   const int number = static_cast<int>(blockIdx.x), groups = static_cast<int>(whole.x.channels) / kUnitChannels,
             rows = static_cast<int>(gridDim.x) / groups;
-  if (kOf == UnitsOf::filter) {
+  if (kOf == UnitsOf::filter || (kOf == UnitsOf::gradients && whole.kept)) {
     flashgla::cuda::wait_for_previous();
     if (number < groups && threadIdx.x == 0) whole.done[number] = 0;
-    if (R < 8 && number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
+    if (kOf == UnitsOf::filter && R < 8 && number < WholeShape<R>::kTiles && threadIdx.x < TileTurns::kOfTile) {
       const int item = static_cast<int>(threadIdx.x);
       whole.turns[number * TileTurns::kOfTile + item] =
           TileTurns::half_of(item % 32, item / 32, turns_of_tile<R>(number));
@@ -298,10 +302,10 @@ __global__ void __launch_bounds__(kUnitThreads, kUnitsBlocks<kOf, kPlain>)
             group = first + own - row * together;
   const UnitTask<R, kPlain, kOf> task(whole, row, group);
   if constexpr (come(kOf)) {
-    task.come(memory, reinterpret_cast<float*>(memory + kUnitsRows<kOf>));
+    task.come(memory, reinterpret_cast<float*>(memory + kUnitBytes));
   } else {
     const int channels = min(kUnitChannels, static_cast<int>(whole.call.channels) - group * kUnitChannels);
-    auto* barrier = reinterpret_cast<std::uint64_t*>(memory + kUnitsRows<kOf>);
+    auto* barrier = reinterpret_cast<std::uint64_t*>(memory + kUnitBytes);
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(ptx::shared_address(barrier), 1);
       ptx::fence_barrier_init();

@@ -164,19 +164,6 @@ struct Turned {
       words[i] = make_uint4(one(words[i].x), one(words[i].y), one(words[i].z), one(words[i].w));
     }
   }
-  // Sums over a warp's tokens of products with `other`, of channels: the diagonal of a product of tensor cores.
-  __device__ __forceinline__ void find_products(const Turned& other, float* sums) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      const uint4 a = words[i], b = other.words[i];
-      float d[4] = {};
-      ptx::mma_bf16(d, {a.x, 0, a.y, 0}, b.x, b.y);
-      ptx::mma_bf16(d, {a.z, 0, a.w, 0}, b.z, b.w);
-      if (lane() % 4 == lane() / 8) {
-        sums[warp() % kUnitColumns * kUnitChannels + channel(i)] = lane() / 4 % 2 == 0 ? d[0] : d[1];
-      }
-    }
-  }
 };
 // The channel whose units a thread moves by bulk copies, or none: few lanes of every warp have one, since a warp issues
 // them one after the other.
@@ -242,12 +229,6 @@ __device__ __forceinline__ void put_rows(const Put& put, unsigned char* memory) 
 #pragma unroll
   for (int i = 0; i < kUnitTokens / kRows; ++i) put(token_of_row<R, false>(kRows * i), own + kRows * i * kUnitRow);
 }
-// Until all threads' rows are there, but for the latest kPending groups of copies.
-template <int kPending>
-__device__ __forceinline__ void wait_for_rows() {
-  ptx::copy_async_wait<kPending>();
-  __syncthreads();
-}
 
 // All threads must come here.
 template <int R, class Put>
@@ -255,7 +236,8 @@ __device__ __forceinline__ void tokens_in(const Put& put, const Units& to, int l
                                           unsigned char* memory, float* room) {
   put_rows<R>(put, memory);
   ptx::copy_async_commit();
-  wait_for_rows<0>();
+  ptx::copy_async_wait<0>();
+  __syncthreads();
   const UnitScales<false> scales{room};
   Turned turned;
   turned.read_rows(memory);
@@ -269,50 +251,6 @@ __device__ __forceinline__ void tokens_in(const Put& put, const Units& to, int l
   turned.write_units(memory);
   __syncthreads();
   store_units<R>(memory, to.data + (first + unit) * 32);
-}
-
-// Tokens and their outputs' gradients, and the sums of their products, of which channels below `channels` go to `skip`.
-// `memory` is two, `room` three.
-template <int R, class Put, class PutGradient>
-__device__ __forceinline__ void pairs_in(const Put& put, const PutGradient& put_gradient, const Units& to_x,
-                                         const Units& to_gradients, int line, int channel, int unit, float* skip,
-                                         std::int64_t channels, unsigned char* memory, float* room) {
-  unsigned char* other = memory + kUnitBytes;
-  put_rows<R>(put, memory);
-  ptx::copy_async_commit();
-  put_rows<R>(put_gradient, other);
-  ptx::copy_async_commit();
-  const UnitScales<false> x_scales{room}, gradient_scales{room + kUnitRoom};
-  float* sums = room + 2 * kUnitRoom;
-  Turned x, gradients;
-  wait_for_rows<1>();
-  x.read_rows(memory);
-  x.find_largest(x_scales);
-  wait_for_rows<0>();
-  gradients.read_rows(other);
-  gradients.find_largest(gradient_scales);
-  x.find_products(gradients, sums);
-  __syncthreads();
-  const int thread = static_cast<int>(threadIdx.x), c = thread % kUnitChannels;
-  const std::int64_t first = to_x.number<R>(line, channel), own = first + c * WholeShape<R>::kTiles + unit;
-  if (thread / kUnitChannels == 0) {
-    x_scales.finish(c, to_x.scales + own);
-  } else if (thread / kUnitChannels == 1) {
-    gradient_scales.finish(c, to_gradients.scales + own);
-  } else if (thread / kUnitChannels == 2 && channel + c < channels) {
-    float all = sums[c];
-#pragma unroll
-    for (int w = 1; w < kUnitColumns; ++w) all += sums[w * kUnitChannels + c];
-    skip[c] = all;
-  }
-  __syncthreads();
-  x.scale(x_scales);
-  gradients.scale(gradient_scales);
-  x.write_units(memory);
-  gradients.write_units(other);
-  __syncthreads();
-  store_units<R>(memory, to_x.data + (first + unit) * 32);
-  store_units<R>(other, to_gradients.data + (first + unit) * 32);
 }
 
 // Back, of results in 16 bits, `from` the first channel's, to rows in shared memory. All threads must come here;

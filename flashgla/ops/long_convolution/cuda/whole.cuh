@@ -26,35 +26,27 @@ class LongestWarp : public WholeWarp<kLongest> {
  public:
   __device__ __forceinline__ explicit LongestWarp(const WholeWarp& warp) : WholeWarp(warp) {}
 
-  // Scales of units that TMA has been asked for, four in a lane.
-  struct Asked {
-    float4 scales;
-
-    template <bool kFilter>
-    __device__ __forceinline__ float common() const {
-      return common_of<kFilter>(scales);
-    }
-  };
   // Scales of a channel's units, four in a lane.
   __device__ __forceinline__ float4 scales(const Units& units, std::int64_t number) const {
     return __ldcg(reinterpret_cast<const float4*>(units.scales + number * kWholeTiles) + lane_);
   }
 
   // Asks TMA for a block's units, once all of the block have read those before. Gives their scales.
-  __device__ __forceinline__ Asked ask(const Units& units, std::int64_t number) const {
+  __device__ __forceinline__ float4 ask(const Units& units, std::int64_t number) const {
     if (threadIdx.x == 0) {
       const std::uint32_t came = ptx::shared_address(memory_ + Memory::kCameAt);
       ptx::mbarrier_arrive_expect(came, 2 * kWholePoints);
       ptx::copy_bulk(ptx::shared_address(memory_ + Memory::kUnitsAt), units.data + number * kWholeSpectrum / 2,
                      2 * kWholePoints, came);
     }
-    return {scales(units, number)};
+    return scales(units, number);
   }
-  // These units to columns, at a channel's exponent field `common`.
-  __device__ __forceinline__ void columns(const Asked& asked, int common) {
+  // These units to columns, at a channel's exponent field `common`. Calls also(i, its units) in each round.
+  template <class Also>
+  __device__ __forceinline__ void columns(float4 asked, int common, const Also& also) {
     const auto steps = ColumnSteps::get<false>(memory_ + Memory::kColumnsAt, lane_);
     const auto turns = ColumnTurns<kLongest>::get<false>(memory_ + Memory::kColumnTurnsAt, warp_ % 4, lane_);
-    const std::uint32_t own = ratios(asked.scales, common);
+    const std::uint32_t own = ratios(asked, common);
     const auto* units = reinterpret_cast<const uint4*>(memory_ + Memory::kUnitsAt) + 64 * warp_ + lane_;
     const Place place(warp_, lane_);
     ptx::mbarrier_wait(ptx::shared_address(memory_ + Memory::kCameAt), turn_);
@@ -64,8 +56,30 @@ class LongestWarp : public WholeWarp<kLongest> {
       const __half2 by = as_pair(__shfl_sync(0xffffffffu, own, warp_ / 2 + kWarps / 2 * i));
       const uint4* from = units + 64 * kWarps * i;
       const uint4 tokens[2] = {times(from[0], __low2half2(by)), times(from[32], __high2half2(by))};
+      also(i, from);
       put_columns(steps, turns, place.of_round(i), tokens);
     }
+  }
+  __device__ __forceinline__ void columns(float4 asked, int common) {
+    columns(asked, common, [](int /*i*/, const uint4* /*from*/) {});
+  }
+  // The same; gives a lane's share (product_of) of the sum of their products with `others`, whose units are asked for a
+  // round ahead.
+  __device__ __forceinline__ float columns_and_products(float4 asked, int common, const Units& others,
+                                                        std::int64_t number) {
+    const float2 own = own_of(asked), other = own_of(scales(others, number)),
+                 both = make_float2(own.x * other.x, own.y * other.y);
+    const uint4* units = others.data + number * kWholeSpectrum / 2 + 64 * warp_ + lane_;
+    uint4 next[2] = {__ldcg(units), __ldcg(units + 32)};
+    float products = 0.0f;
+    columns(asked, common, [&](int i, const uint4* from) {
+      const int lane = warp_ / 2 + kWarps / 2 * i;
+      products = fmaf(__shfl_sync(0xffffffffu, both.x, lane), product_of(from[0], next[0]), products);
+      products = fmaf(__shfl_sync(0xffffffffu, both.y, lane), product_of(from[32], next[1]), products);
+      units += 64 * kWarps;
+      if (i + 1 < kRounds) next[0] = __ldcg(units), next[1] = __ldcg(units + 32);
+    });
+    return products;
   }
 
   // Columns back to a channel's units of results, in bf16 times its `scale`, or kHalf.
@@ -185,7 +199,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
   auto next = warp.ask(whole.filter, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float filter_scale = next.common<true>();
+    const float filter_scale = warp.common_of<true>(next);
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
@@ -194,7 +208,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     warp.tiles_to<true>(filter, kept);
     for (std::int64_t n = 0; n < whole.call.lines; ++n) {
       const std::int64_t number = n * items.all + item;
-      const float scale = next.common<false>();
+      const float scale = warp.common_of<false>(next);
       __syncthreads();
       warp.columns(next, field_of(scale));
       const StoredTile tile = warp.first_stored(filter);
@@ -206,7 +220,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
       }
       warp.tiles<false>(filter, tile, kept, Times());
       __syncthreads();
-      warp.columns_back<false>(whole.x, number, back_scale(scale, filter_scale));
+      warp.columns_back<false>(whole.results, number, back_scale(scale, filter_scale));
     }
   }
   __syncthreads();
@@ -219,7 +233,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
 // The filter's gradient, columns back and scales.
 __device__ __forceinline__ void sums_back(const LongestWarp& warp, const WholeCall& whole, std::int64_t number,
                                           const SummedScale& summed) {
-  warp.columns_back<true>(whole.filter, number, 1.0f);
+  warp.columns_back<true>(whole.sums, number, 1.0f);
   store_scales<kLongest>(whole, number, summed);
 }
 
@@ -235,14 +249,14 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
   auto next = warp.ask(whole.gradients, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float scale = next.common<false>();
-    warp.columns(next, field_of(scale));
+    const float scale = warp.common_of<false>(next),
+                products = warp.columns_and_products(next, field_of(scale), whole.x, item);
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.filter, item);
     KeptTiles<2> kept;
     warp.tiles_to<false>(gradients, kept);
-    const float filter_scale = next.common<true>();
+    const float filter_scale = warp.common_of<true>(next);
     __syncthreads();
     warp.columns(next, field_of(filter_scale));
     StoredTile tile = warp.first_stored(gradients);
@@ -252,7 +266,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     __syncthreads();
     warp.columns_back<false>(whole.gradients, item, back_scale(scale, filter_scale));
     SummedScale summed = SummedScale::of<kLongest>(1);
-    summed.add(next.common<false>(), scale);
+    summed.add(warp.common_of<false>(next), scale);
     warp.columns(next, summed.of_x(scale));
     tile = warp.first_stored(gradients);
     __syncthreads();
@@ -260,6 +274,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
     warp.tiles<true>(gradients, tile, kept, ConjugateTimes());
     __syncthreads();
     sums_back(warp, whole, item, summed);
+    warp.store_products(whole, item, products);
   }
   __syncthreads();
   items.finish(whole, item - items.step);
@@ -277,13 +292,14 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
   auto next = warp.ask(whole.filter, items.first);
   int item = items.first;
   for (; item < items.last; item += items.step) {
-    const float filter_scale = next.common<true>();
+    const float filter_scale = warp.common_of<true>(next);
     warp.columns(next, field_of(filter_scale));
     __syncthreads();
     if (item >= items.step) items.finish(whole, item - items.step);
     next = warp.ask(whole.gradients, item);
     KeptTiles<0> none;
     warp.tiles_to<true>(filter, none);
+    float products = 0.0f;
     for (int chunk = 0; chunk < whole.chunks; ++chunk) {
       const std::int64_t begin = std::int64_t{chunk} * kMostSummed, end = min(begin + kMostSummed, whole.call.lines);
       SummedScale summed = SummedScale::of<kLongest>(static_cast<int>(end - begin));
@@ -294,9 +310,9 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
       }
       for (std::int64_t n = begin; n < end; ++n) {
         const std::int64_t number = n * items.all + item;
-        const float scale = next.common<false>();
+        const float scale = warp.common_of<false>(next);
         __syncthreads();
-        warp.columns(next, field_of(scale));
+        products += warp.columns_and_products(next, field_of(scale), whole.x, number);
         StoredTile tile = warp.first_stored(filter);
         __syncthreads();
         next = warp.ask(whole.x, number);
@@ -330,6 +346,7 @@ inline __global__ void __launch_bounds__(kWholeThreads<kLongest>, 1)
       __syncthreads();
       sums_back(warp, whole, std::int64_t{chunk} * items.all + item, summed);
     }
+    warp.store_products(whole, item, products);
   }
   __syncthreads();
   items.finish(whole, item - items.step);

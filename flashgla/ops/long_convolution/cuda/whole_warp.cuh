@@ -6,16 +6,6 @@
 
 namespace flashgla::ops::long_convolution::cuda {
 
-// Blocks of 8,192 points are two a multiprocessor, of 4,096 four: one's products are made beside what another waits
-// for.
-template <int R>
-constexpr int kWholeBlocks = R == 1   ? 4
-                             : R == 2 ? 2
-                                      : 1;
-template <int R>
-constexpr int kWholeThreads = 512 / kWholeBlocks<R>;
-template <int R>
-constexpr int kWholeWarps = kWholeThreads<R> / 32;
 constexpr int kWholeSpectrum = kWholeTiles * 64;  // of 32,768 points, in uint4
 // Of one of the three parts that a block of up to 16,384 points has (halves.cuh).
 template <int R>
@@ -98,6 +88,25 @@ struct Plus {
   __device__ __forceinline__ void operator()(Words& a, const Words& b) const { a = sum(a, b); }
 };
 
+// To the second cache, by one thread: scales of units of kPoints tokens, but of 4,096, where blocks that wait for them
+// have three beside them; and these and the units.
+template <int kPoints>
+__device__ __forceinline__ void expect_scales(const Units& units, std::int64_t number) {
+  if constexpr (kPoints <= 4096) return;
+  constexpr int kScales = kPoints / kUnitTokens, kLine = 128 / sizeof(float);
+#pragma unroll
+  for (int i = 0; i < kScales; i += kLine) ptx::prefetch_l2(units.scales + number * kScales + i);
+}
+template <int kPoints>
+__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
+  if (threadIdx.x == 0) {
+    expect_scales<kPoints>(units, number);
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
+                 "n"(2 * kPoints)
+                 : "memory");
+  }
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // What a warp of a block does: of each four quads one (p), of each kWarps tiles one.
@@ -142,10 +151,13 @@ class WholeWarp {
     for (int apart = 2 * R; apart > 0; apart /= 2) own += __shfl_xor_sync(0xffffffffu, own, apart);
     return __uint_as_float((__float_as_uint(own) + 0x7fffffu) & 0x7f800000u);
   }
-  // Factors of two units of each of a warp's quads, that bring them to a channel's exponent field `common`, at most
-  // 2^kMostUp.
+  // Of a lane's scales those of two units of one of the warp's quads.
+  __device__ __forceinline__ float2 own_of(float4 scales) const {
+    return warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
+  }
+  // Factors that bring them to a channel's exponent field `common`, at most 2^kMostUp.
   __device__ __forceinline__ std::uint32_t ratios(float4 scales, int common) const {
-    const float2 own = warp_ % 2 == 0 ? make_float2(scales.x, scales.y) : make_float2(scales.z, scales.w);
+    const float2 own = own_of(scales);
     return pack({ratio(own.x, common), ratio(own.y, common)});
   }
 
@@ -167,6 +179,22 @@ class WholeWarp {
     cuda::take_columns<kHalf, R>(steps, turns, chunks, scale, out);
     to[0] = out[0];
     to[32] = out[1];
+  }
+
+  // The sum of products of a warp's numbers of two units, of which lanes have shares: those on the diagonal of their
+  // product on tensor cores.
+  __device__ __forceinline__ float product_of(uint4 a, uint4 b) const {
+    float d[4];
+    set_matrix(d, {a.x, 0, a.y, 0}, b.x, b.y);
+    add_matrix(d, {a.z, 0, a.w, 0}, b.z, b.w);
+    return lane_ / 4 % 2 == 0 ? d[0] : d[1];
+  }
+  // The skip's gradient of channel `item`, of a warp's quads, of which lanes have such shares.
+  __device__ __forceinline__ void store_products(const WholeCall& whole, int item, float own) const {
+    if (lane_ % 4 != lane_ / 8) own = 0.0f;
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(0xffffffffu, own, apart);
+    if (lane_ == 0) whole.products[warp_ * whole.call.channels + item] = own;
   }
 
   // A warp's first tile's spectrum in memory, asked for ahead of a barrier.
@@ -260,7 +288,7 @@ struct SummedScale {
 // The scale of the filter's gradient of chunk and item `number`.
 template <int R>
 __device__ __forceinline__ void store_scales(const WholeCall& whole, std::int64_t number, const SummedScale& summed) {
-  if (threadIdx.x == 0) whole.filter.scales[number * WholeShape<R>::kTiles] = summed.back();
+  if (threadIdx.x == 0) whole.sums.scales[number * WholeShape<R>::kTiles] = summed.back();
 }
 
 }  // namespace flashgla::ops::long_convolution::cuda

@@ -4,6 +4,17 @@
 
 namespace flashgla::ops::long_convolution {
 
+namespace {
+
+// Bytes that forward and backward read each: x, the filter and the skip.
+double read_again(const Form& form, testing::DTypePair dtypes) {
+  return static_cast<double>(form.wide().numel()) * static_cast<double>(size_of(dtypes.activation)) +
+         static_cast<double>(form.filter().numel()) * sizeof(float) +
+         static_cast<double>(form.channels) * static_cast<double>(size_of(dtypes.parameter));
+}
+
+}  // namespace
+
 void bench(const testing::BenchOptions& options) {
   std::vector<testing::OperatorBench> benches;
   const bool gpu = options.device.kind == Device::Kind::cuda;
@@ -23,6 +34,11 @@ void bench(const testing::BenchOptions& options) {
           testing::bytes_bound("long_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
       benches.push_back(testing::bytes_bound("long_convolution backward", problem, dtypes, backward_case(form, dtypes),
                                              backward_case(small, dtypes)));
+      testing::OperatorBench both =
+          testing::bytes_bound("long_convolution forward and backward", problem, dtypes,
+                               backward_case(form, dtypes, true), backward_case(small, dtypes, true));
+      both.bytes += read_again(form, dtypes);
+      benches.push_back(both);
     }
   }
   testing::run_benches(benches, testing::names_of(implementations()), options);

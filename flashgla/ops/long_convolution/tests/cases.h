@@ -60,14 +60,21 @@ inline testing::OperatorCase forward_case(const Form& form) {
   result.name = name_of_form("forward", form);
   result.arguments = inputs_of(form);
   result.arguments.push_back({"y", form.wide(), Role::output});
-  result.run = [](Context& context, const NamedTensors& t) { forward(context, inputs_in(t), t["y"]); };
+  result.run = [](Context& context, const NamedTensors& t) { forward(context, inputs_in(t), {t["y"], {}}); };
   return result;
 }
 
-// For one pair of dtypes.
-inline testing::OperatorCase backward_case(const Form& form, testing::DTypePair dtypes) {
+// What the operator keeps, in scratch; absent where that is nothing.
+inline TensorView kept_of(Context& context, const Inputs& inputs) {
+  const std::size_t bytes = kept_bytes(context, inputs);
+  return bytes == 0 ? TensorView()
+                    : context.scratch().tensor({static_cast<std::int64_t>(bytes)}, DType::u8, "long_convolution: kept");
+}
+
+// For one pair of dtypes. kept: with a forward in front that keeps what backward reads, as in training.
+inline testing::OperatorCase backward_case(const Form& form, testing::DTypePair dtypes, bool kept = false) {
   testing::OperatorCase result;
-  result.name = name_of_form("backward", form);
+  result.name = name_of_form(kept ? "forward and backward" : "backward", form);
   result.dtypes = {dtypes};
   result.arguments = inputs_of(form);
   result.arguments.push_back({"dy", form.wide()});
@@ -83,8 +90,13 @@ inline testing::OperatorCase backward_case(const Form& form, testing::DTypePair 
                               .role = Role::accumulated,
                               .kind = Kind::accumulator,
                               .strided = false});
-  result.run = [](Context& context, const NamedTensors& t) {
-    backward(context, inputs_in(t), t["dy"], {t["dx"], t["dfilter"], t["dskip"]});
+  if (kept) result.arguments.push_back({"y", form.wide(), Role::output});
+  result.run = [kept](Context& context, const NamedTensors& t) {
+    const ArenaScope scope(context.scratch());
+    const Inputs inputs = inputs_in(t);
+    const TensorView own = kept ? kept_of(context, inputs) : TensorView();
+    if (kept) forward(context, inputs, {t["y"], own});
+    backward(context, inputs, own, t["dy"], {t["dx"], t["dfilter"], t["dskip"]});
   };
   return result;
 }

@@ -45,6 +45,9 @@ TEST(LongConvolution, EveryImplementationAgreesWithTheReference) {
     for (const testing::DTypePair dtypes : testing::f32_and_bf16()) {
       EXPECT_EQ(testing::check_conformance(backward_case(form, dtypes), coverage), "");
     }
+    if (cuda_device_count() > 0 && form.narrow_spectra()) {  // may keep what backward reads
+      EXPECT_EQ(testing::check_conformance(backward_case(form, {DType::bf16, DType::bf16}, true), coverage), "");
+    }
   }
   EXPECT_EQ(testing::check_conformance(step_case(1, {0}), coverage), "");
   EXPECT_EQ(testing::check_conformance(step_case(37, {30, 0, 1000}), coverage), "");
@@ -57,8 +60,9 @@ TEST(LongConvolution, NumbersBeyondTheRangeOfF16) {
   for (const double size : {1e-9, 1e12}) {
     for (const Form& form : {Form{2, 600, 24}, Form{2, 608, 32}, Form{1, 2500, 5}, Form{1, 2100, 32}, Form{2, 2100, 16},
                              Form{3, 2528, 16}}) {
-      for (testing::OperatorCase each : {forward_case(form), backward_case(form, {DType::f32, DType::f32}),
-                                         backward_case(form, {DType::bf16, DType::bf16})}) {
+      for (testing::OperatorCase each :
+           {forward_case(form), backward_case(form, {DType::f32, DType::f32}),
+            backward_case(form, {DType::bf16, DType::bf16}), backward_case(form, {DType::bf16, DType::bf16}, true)}) {
         for (testing::Argument& argument : each.arguments) {
           if (argument.name == "x" || argument.name == "dy") argument.deviation *= size;
           if (argument.name == "filter") argument.deviation *= 1e-7;
@@ -84,12 +88,12 @@ TEST(LongConvolution, GradientsAgreeWithFiniteDifferences) {
   const Tensor y = Tensor::empty(form.wide(), DType::f64);
   const Inputs inputs{x, filter, skip, past, positions, bounds};
   const auto loss = [&] {
-    forward(context, inputs, y);
+    forward(context, inputs, {y, {}});
     return testing::dot(y, dy);
   };
   const Tensor dx = Tensor::zeros(form.wide(), DType::f64), dfilter = Tensor::zeros(form.filter(), DType::f64),
                dskip = Tensor::zeros({3}, DType::f64);
-  backward(context, inputs, dy, {dx, dfilter, dskip});
+  backward(context, inputs, {}, dy, {dx, dfilter, dskip});
   EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
   EXPECT_EQ(testing::check_gradient("dfilter", filter, dfilter, loss), "");
   EXPECT_EQ(testing::check_gradient("dskip", skip, dskip, loss), "");
@@ -99,7 +103,9 @@ TEST(LongConvolution, RefusesBadArgumentsByName) {
   Context context;
   const auto zeros = [](const Shape& shape) { return Tensor::zeros(shape, DType::f32); };
   const Tensor x = zeros({2, 3, 8}), filter = zeros({3, 8}), skip = zeros({8}), y = zeros({2, 3, 8});
-  const auto error = [&](const Inputs& inputs) { return testing::error_of([&] { forward(context, inputs, y); }); };
+  const auto error = [&](const Inputs& inputs) {
+    return testing::error_of([&] { forward(context, inputs, {y, {}}); });
+  };
   EXPECT_EQ(error({x, filter, skip, {}, {}, {}}), "no error");
   EXPECT_EQ(error({x, zeros({2, 8}), skip, {}, {}, {}}),
             "long_convolution: filter has 2 rows; expected at least the 3 tokens of sequence 0");
@@ -107,6 +113,8 @@ TEST(LongConvolution, RefusesBadArgumentsByName) {
   EXPECT_EQ(error({x, filter, filter, {}, {}, {}}),
             "long_convolution: skip has shape [3,8]; expected [8] (as x's channels)");
   EXPECT_EQ(error({x, filter, skip, y, {}, {}}).substr(0, 32), "long_convolution: positions is a");
+  const auto kept = [&] { forward(context, {x, filter, skip, {}, {}, {}}, {y, Tensor::zeros({3}, DType::u8)}); };
+  EXPECT_EQ(testing::error_of(kept).substr(0, 38), "long_convolution: kept has shape [3]; ");
 }
 
 }  // namespace
