@@ -161,7 +161,7 @@ class Hyena : public Mixer {
     TensorView convolved;         // [B,T,3D]: recomputed in class activations, as c and y
     TensorView c;                 // [B,T,D]
     TensorView s;                 // [B,T,D]
-    TensorView kept;              // the long convolution's own; absent: it makes that again
+    TensorView kept;              // the long convolution's own, in place of c and the filter; absent: of these again
     TensorView y;                 // [B,T,D]
     TensorView filter;            // [l_max,D]
     TensorView of_sines[kSines];  // [l_max,filter_order]
@@ -251,17 +251,21 @@ void Hyena::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   saved_.projected = sized(pass.keep(), input_.out(), "hyena: projections");
   input_.forward(context, x, saved_.projected);
   saved_.convolved = sized(pass.keep_or_recompute(), 3 * hidden_, "hyena: convolutions");
-  saved_.c = sized(pass.keep_or_recompute(), hidden_, "hyena: convolutions");
+  // Of what the long convolution keeps in its own way its backward reads no other copy.
+  const Shape filter({config_.l_max, hidden_});
+  saved_.c = TensorView(nullptr, x.dtype, Shape({x.size(0), x.size(1), hidden_}), x.device);
+  saved_.filter = TensorView(nullptr, wide, filter, x.device);
+  saved_.kept = pass.keep_states([&] { return long_convolution::kept_bytes(context, long_inputs(pass)); },
+                                 "hyena: tokens and filter of the long convolution");
+  saved_.c = sized(saved_.kept ? context.scratch() : pass.keep_or_recompute(), hidden_, "hyena: convolutions");
   convolve(pass, after);
   for (TensorView& each : saved_.of_sines) {
     each = pass.keep().tensor(Shape({config_.l_max, config_.filter_order}), x.dtype, "hyena: filter");
   }
-  saved_.filter = pass.keep().tensor(Shape({config_.l_max, hidden_}), wide, "hyena: filter");
+  saved_.filter = (saved_.kept ? context.scratch() : pass.keep()).tensor(filter, wide, "hyena: filter");
   make_filter(context, x.dtype, saved_.of_sines, saved_.filter);
   saved_.s = sized(pass.keep(), hidden_, "hyena: long convolutions");
-  const long_convolution::Inputs inputs = long_inputs(pass);
-  saved_.kept = pass.keep_states([&] { return long_convolution::kept_bytes(context, inputs); }, "hyena: kept tokens");
-  long_convolution::forward(context, inputs, {saved_.s, saved_.kept});
+  long_convolution::forward(context, long_inputs(pass), {saved_.s, saved_.kept});
   if (!after.empty()) {
     const ops::softmax_attention::Appended appended[] = {
         {saved_.c.split_last(1), before.empty() ? TensorView() : before[0], after[0]}};

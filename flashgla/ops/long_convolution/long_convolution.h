@@ -42,8 +42,8 @@ std::size_t kept_bytes(const Context& context, const Inputs& inputs);
 // y must not overlap an input.
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs);
 
-// kept: of forward of the same inputs, which it leaves as it is, or absent. No gradient flows into the past. dx must
-// not overlap an input or dy.
+// kept: of forward of the same inputs, which it leaves as it is, or absent; of x and filter it reads no values then. No
+// gradient flows into the past. dx must not overlap an input or dy.
 void backward(Context& context, const Inputs& inputs, const TensorView& kept, const TensorView& dy,
               const InputGradients& gradients);
 

@@ -354,7 +354,7 @@ void queue_clusters(Context& context, const Inputs& in, const float* skip, const
 
 std::size_t cuda_kept_bytes(const Architecture& architecture, const Inputs& in) {
   const Cut cut(architecture, in);
-  return cut.whole() ? kept_of_whole(in.x.size(0), in.x.size(2), cut.longest()) : 0;
+  return cut.whole() && !cut.direct ? kept_of_whole(in.x.size(0), in.x.size(2), cut.longest()) : 0;
 }
 
 void cuda_forward(Context& context, const Inputs& in, const Outputs& out) {
