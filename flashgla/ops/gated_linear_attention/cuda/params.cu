@@ -1,4 +1,5 @@
 // Views to Params, the two sides of a call, the numbering of chunks of packed sequences, and the tag of states.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,35 +12,39 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = 1024;  // at most
 
-// begin[n] = sum over m < n of ceil(length_m / 64), by one block: a scan over rounds of kPlanThreads sequences.
-__device__ __forceinline__ void number_chunks(const Sequences& s, std::int64_t* begin) {
+__device__ __forceinline__ std::int64_t chunks_of_sequence(const Sequences& s, std::int64_t n) {
+  return (sequence_start(s, n + 1) - sequence_start(s, n) + kChunk - 1) / kChunk;
+}
+// Calls put(n, the sum of chunks of the sequences before) for n up to N, by one block: a scan over rounds of as many
+// sequences as it has threads.
+template <class Put>
+__device__ __forceinline__ void number_chunks(const Sequences& s, const Put& put) {
   __shared__ std::int64_t sums[2][kPlanThreads];
+  const int threads = static_cast<int>(blockDim.x);
   std::int64_t before = 0;
-  for (std::int64_t first = 0; first < s.count; first += kPlanThreads) {
-    const std::int64_t n = first + threadIdx.x;
-    std::int64_t mine = 0;
-    if (n < s.count) mine = (sequence_start(s, n + 1) - sequence_start(s, n) + kChunk - 1) / kChunk;
+  for (std::int64_t first = 0; first < s.count; first += threads) {
+    const std::int64_t n = first + threadIdx.x, mine = n < s.count ? chunks_of_sequence(s, n) : 0;
     int current = 0;
     sums[0][threadIdx.x] = mine;
     __syncthreads();
-    for (int step = 1; step < kPlanThreads; step *= 2) {
+    for (int step = 1; step < threads; step *= 2) {
       std::int64_t sum = sums[current][threadIdx.x];
       if (static_cast<int>(threadIdx.x) >= step) sum += sums[current][threadIdx.x - step];
       sums[current ^ 1][threadIdx.x] = sum;
       current ^= 1;
       __syncthreads();
     }
-    if (n < s.count) begin[n] = before + sums[current][threadIdx.x] - mine;
-    before += sums[current][kPlanThreads - 1];
+    if (n < s.count) put(n, before + sums[current][threadIdx.x] - mine);
+    before += sums[current][threads - 1];
     __syncthreads();
   }
-  if (threadIdx.x == 0) begin[s.count] = before;
+  if (threadIdx.x == 0) put(s.count, before);
 }
 __global__ void plan_chunks_kernel(Sequences s, std::int64_t* begin) {
   flashgla::cuda::release_next();
-  number_chunks(s, begin);
+  number_chunks(s, [&](std::int64_t n, std::int64_t number) { begin[n] = number; });
 }
 
 // Starts of sequences and numbers of their chunks, for one way or the other.
@@ -48,19 +53,20 @@ struct Numbers {
 };
 __global__ void plan_chunks_by_length_kernel(Sequences s, std::int64_t most_chunks, Numbers up_to, Numbers longer) {
   flashgla::cuda::release_next();
-  number_chunks(s, up_to.chunk_begin);
-  __syncthreads();
   bool is_longer = false;
-  for (std::int64_t n = threadIdx.x; n < s.count; n += kPlanThreads)
-    is_longer |= up_to.chunk_begin[n + 1] - up_to.chunk_begin[n] > most_chunks;
+  for (std::int64_t n = threadIdx.x; n < s.count; n += blockDim.x) is_longer |= chunks_of_sequence(s, n) > most_chunks;
   is_longer = __syncthreads_or(is_longer);
-  for (std::int64_t n = threadIdx.x; n <= s.count; n += kPlanThreads) {
-    const std::int64_t start = sequence_start(s, n), number = up_to.chunk_begin[n];
+  number_chunks(s, [&](std::int64_t n, std::int64_t number) {
+    const std::int64_t start = sequence_start(s, n);
     up_to.starts[n] = is_longer ? 0 : start;
     up_to.chunk_begin[n] = is_longer ? 0 : number;
     longer.starts[n] = is_longer ? start : 0;
     longer.chunk_begin[n] = is_longer ? number : 0;
-  }
+  });
+}
+// Threads of either.
+int plan_threads(const Sequences& s) {
+  return static_cast<int>(std::clamp<std::int64_t>((s.count + 31) / 32 * 32, 32, kPlanThreads));
 }
 
 __global__ void write_tag(std::uint64_t* to, std::uint64_t tag) { *to = tag; }
@@ -139,7 +145,8 @@ void plan_chunks(Context& context, Params& params) {
   auto* begin = take<std::int64_t>(context, (params.sequences.count + 1) * 8, "gla: chunk numbers");
   params.sequences.chunk_begin = begin;
   if (context.planning()) return;
-  plan_chunks_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(params.sequences, begin);
+  plan_chunks_kernel<<<1, plan_threads(params.sequences), 0, static_cast<cudaStream_t>(context.stream())>>>(
+      params.sequences, begin);
   flashgla::cuda::check_launch("plan_chunks");
 }
 
@@ -156,7 +163,7 @@ ByLength plan_chunks_by_length(Context& context, const Params& params, std::int6
     return p;
   };
   if (!context.planning()) {
-    plan_chunks_by_length_kernel<<<1, kPlanThreads, 0, static_cast<cudaStream_t>(context.stream())>>>(
+    plan_chunks_by_length_kernel<<<1, plan_threads(params.sequences), 0, static_cast<cudaStream_t>(context.stream())>>>(
         params.sequences, most_chunks, up_to, longer);
     flashgla::cuda::check_launch("plan_chunks_by_length");
   }
