@@ -127,7 +127,7 @@ class Hyena : public Mixer {
   }
   short_convolution::Inputs short_inputs(const nn::Pass& pass) const {
     return {saved_.projected, short_filter(), saved_.before.empty() ? TensorView() : saved_.before[1],
-            pass.sequences.bounds};
+            pass.sequences.bounds, convolution_bias_.value};
   }
   long_convolution::Inputs long_inputs(const nn::Pass& pass) const {
     long_convolution::Inputs inputs{saved_.c, saved_.filter, skip_.value, {}, {}, pass.sequences.bounds};
@@ -137,8 +137,6 @@ class Hyena : public Mixer {
     }
     return inputs;
   }
-  // convolved += the short convolution's bias.
-  void add_bias(Context& context, const TensorView& convolved) const;
   void convolve(const nn::Pass& pass, const LayerState& after) const;
   // z in a dtype, in scratch.
   TensorView positions_in(Context& context, DType dtype) const;
@@ -169,26 +167,10 @@ class Hyena : public Mixer {
   } saved_;
 };
 
-void Hyena::add_bias(Context& context, const TensorView& convolved) const {
-  const ArenaScope scope(context.scratch());
-  TensorView bias = convolution_bias_.value;
-  if (bias.dtype != convolved.dtype) {
-    const TensorView wide = context.scratch().tensor(bias.shape, convolved.dtype, "hyena: bias");
-    elementwise::convert(context, bias, wide);
-    bias = wide;
-  }
-  TensorView rows = bias;  // the same for each token
-  rows.shape = convolved.shape;
-  rows.stride = {};
-  rows.stride[static_cast<std::size_t>(convolved.rank() - 1)] = 1;
-  elementwise::add_to(context, convolved, rows, convolved);
-}
-
 void Hyena::convolve(const nn::Pass& pass, const LayerState& after) const {
   short_convolution::forward(pass.context, short_inputs(pass),
                              {saved_.convolved, after.empty() ? TensorView() : after[1]},
                              short_convolution::Activation::none);
-  add_bias(pass.context, saved_.convolved);
   elementwise::multiply(pass.context, part_of(saved_.convolved, 0), part_of(saved_.convolved, 2), saved_.c);
 }
 
@@ -295,10 +277,10 @@ void Hyena::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   long_convolution::backward(context, long_inputs(pass), saved_.kept, ds, {dc, dfilter, skip_.gradient});
   elementwise::multiply(context, dc, part_of(saved_.convolved, 2), part_of(dconvolved, 0));
   elementwise::multiply(context, dc, part_of(saved_.convolved, 0), part_of(dconvolved, 2));
-  elementwise::column_sum(context, dconvolved, convolution_bias_.gradient, true);
-  short_convolution::backward(context, short_inputs(pass), {dconvolved, {}},
-                              {dprojected, convolution_.gradient.reshape(Shape({3 * hidden_, kWidth})), {}},
-                              short_convolution::Activation::none);
+  short_convolution::backward(
+      context, short_inputs(pass), {dconvolved, {}},
+      {dprojected, convolution_.gradient.reshape(Shape({3 * hidden_, kWidth})), {}, convolution_bias_.gradient},
+      short_convolution::Activation::none);
   input_.backward(context, x, dprojected, dx);
   filter_backward(context, x.dtype, dfilter);
 }
@@ -326,8 +308,8 @@ void Hyena::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   };
   const TensorView projected = sized(3 * hidden_, "hyena: projections"), c = sized(hidden_, "hyena: convolutions");
   input_.step(context, norm.before_step(context, x), projected);
-  short_convolution::step(context, projected, short_filter(), state[1], projected, short_convolution::Activation::none);
-  add_bias(context, projected);
+  short_convolution::step(context, projected, short_filter(), state[1], projected, short_convolution::Activation::none,
+                          convolution_bias_.value);
   elementwise::multiply(context, part_of(projected, 0), part_of(projected, 2), c);
   const ops::softmax_attention::Appended appended[] = {{c.reshape(Shape({batch, 1, 1, hidden_})), {}, state[0]}};
   ops::softmax_attention::append(context, appended, pass.positions, {});

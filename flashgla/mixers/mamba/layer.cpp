@@ -96,14 +96,16 @@ class Mamba : public Mixer {
   TensorView states_of(const TensorView& narrow, std::int64_t which) const {
     return narrow.slice(-1, rank_ + which * states_, rank_ + (which + 1) * states_);
   }
-  // c += the convolution's bias, where there is one.
-  void add_bias(Context& context, const TensorView& c) const;
+  TensorView convolution_bias() const {
+    return convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value;
+  }
   ops::short_convolution::Inputs convolution_inputs(const nn::Pass& pass) const {
     ops::short_convolution::Inputs inputs;
     inputs.x = channels_of(saved_.projected);
     inputs.weight = filter();
     inputs.initial_state = saved_.before.empty() ? TensorView() : saved_.before[1];
     inputs.cu_seqlens = pass.sequences.bounds;
+    inputs.bias = convolution_bias();
     return inputs;
   }
   scan::Inputs scan_inputs(const TensorView& u, const TensorView& raw, const TensorView& projected,
@@ -125,7 +127,7 @@ class Mamba : public Mixer {
     inputs.cu_seqlens = pass.sequences.bounds;
     return inputs;
   }
-  // convolved and u from the projections.
+  // u from the projections.
   void convolve(const nn::Pass& pass, const LayerState& after) const;
 
   std::int64_t states_, width_, rank_;
@@ -139,8 +141,7 @@ class Mamba : public Mixer {
 
   struct Saved {
     TensorView projected;  // [B,T,2E]
-    TensorView convolved;  // [B,T,E], before the SiLU: recomputed in class activations, as u
-    TensorView u;          // [B,T,E]
+    TensorView u;          // [B,T,E]: recomputed in class activations
     TensorView narrow;     // [B,T,R+2K]
     TensorView raw;        // [B,T,E]
     TensorView y;          // [B,T,E]
@@ -149,28 +150,10 @@ class Mamba : public Mixer {
   } saved_;
 };
 
-void Mamba::add_bias(Context& context, const TensorView& c) const {
-  if (convolution_bias_.empty()) return;
-  const ArenaScope scope(context.scratch());
-  TensorView bias = convolution_bias_.front().value;
-  if (bias.dtype != c.dtype) {
-    const TensorView wide = context.scratch().tensor(bias.shape, c.dtype, "mamba: bias");
-    ops::elementwise::convert(context, bias, wide);
-    bias = wide;
-  }
-  TensorView rows = bias;  // the same for each token
-  rows.shape = c.shape;
-  rows.stride = {};
-  rows.stride[static_cast<std::size_t>(c.rank() - 1)] = 1;
-  ops::elementwise::add_to(context, c, rows, c);
-}
-
 void Mamba::convolve(const nn::Pass& pass, const LayerState& after) const {
   ops::short_convolution::forward(pass.context, convolution_inputs(pass),
-                                  {saved_.convolved, after.empty() ? TensorView() : after[1]},
-                                  ops::short_convolution::Activation::none);
-  add_bias(pass.context, saved_.convolved);
-  ops::elementwise::silu_forward(pass.context, saved_.convolved, saved_.u);
+                                  {saved_.u, after.empty() ? TensorView() : after[1]},
+                                  ops::short_convolution::Activation::silu);
 }
 
 void Mamba::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, const LayerState& before,
@@ -183,7 +166,6 @@ void Mamba::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   saved_.before = before;
   saved_.projected = sized(pass.keep(), input_.out(), "mamba: projections");
   input_.forward(context, x, saved_.projected);
-  saved_.convolved = sized(pass.keep_or_recompute(), inner_, "mamba: convolutions");
   saved_.u = sized(pass.keep_or_recompute(), inner_, "mamba: convolutions");
   convolve(pass, after);
   saved_.narrow = sized(pass.keep(), narrow_.out(), "mamba: steps, B, C");
@@ -204,7 +186,6 @@ void Mamba::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   const ArenaScope scope(scratch);
   const auto like = [&](const TensorView& view) { return scratch.tensor(view.shape, view.dtype, "mamba: gradients"); };
   if (pass.recompute == nn::Recompute::activations) {
-    saved_.convolved = like(saved_.convolved);
     saved_.u = like(saved_.u);
     convolve(pass, {});
   }
@@ -217,12 +198,11 @@ void Mamba::backward(nn::Pass& pass, const TensorView& x, const TensorView& dy, 
   ops::elementwise::column_sum(context, draw, dt_bias_.gradient, true);
   steps_.backward(context, ranks_of(saved_.narrow), draw, ranks_of(dnarrow));
   narrow_.backward(context, saved_.u, dnarrow, du, true);
-  ops::elementwise::silu_backward(context, saved_.convolved, du, du);
-  for (const nn::Parameter& bias : convolution_bias_) ops::elementwise::column_sum(context, du, bias.gradient, true);
+  const TensorView dbias = convolution_bias_.empty() ? TensorView() : convolution_bias_.front().gradient;
   ops::short_convolution::backward(
       context, convolution_inputs(pass), {du, {}},
-      {channels_of(dprojected), convolution_.gradient.reshape(Shape({inner_, width_})), {}},
-      ops::short_convolution::Activation::none);
+      {channels_of(dprojected), convolution_.gradient.reshape(Shape({inner_, width_})), {}, dbias},
+      ops::short_convolution::Activation::silu);
   input_.backward(context, x, dprojected, dx);
 }
 
@@ -235,9 +215,8 @@ void Mamba::step(nn::Pass& pass, const nn::Norm& norm, const TensorView& x, cons
   };
   const TensorView projected = sized(input_.out(), "mamba: projections"), u = sized(inner_, "mamba: convolutions");
   input_.step(context, norm.before_step(context, x), projected);
-  const TensorView bias = convolution_bias_.empty() ? TensorView() : convolution_bias_.front().value;
   ops::short_convolution::step(context, channels_of(projected), filter(), state[1], u,
-                               ops::short_convolution::Activation::silu, bias);
+                               ops::short_convolution::Activation::silu, convolution_bias());
   const TensorView narrow = sized(narrow_.out(), "mamba: steps, B, C");
   narrow_.step(context, {u}, narrow);
   scan::Inputs inputs = scan_inputs(u, {}, projected, narrow);

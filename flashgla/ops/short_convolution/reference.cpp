@@ -1,5 +1,5 @@
 // The definition, in f64. A sequence of L tokens is extended by its initial state to e[0 .. L+W-2]: then
-// z[t] = sum_j weight[j] e[t+j], de[p] = sum_j weight[j] dz[p-j], and the final state is e[L .. L+W-2].
+// z[t] = bias + sum_j weight[j] e[t+j], de[p] = sum_j weight[j] dz[p-j], and the final state is e[L .. L+W-2].
 #include <cmath>
 
 #include "flashgla/ops/elements.h"
@@ -23,6 +23,7 @@ class Channel {
         weight_(inputs.weight),
         initial_(inputs.initial_state),
         has_initial_(inputs.initial_state),
+        bias_(inputs.bias ? Elements(inputs.bias)(d) : 0.0),
         sequence_(sequence_at(inputs.x, inputs.cu_seqlens, n)),
         width_(inputs.weight.size(1)),
         state_row_(n * inputs.weight.size(0) + d),
@@ -38,7 +39,7 @@ class Channel {
     return has_initial_ ? initial_(state_row_, p) : 0.0;
   }
   double convolved(std::int64_t t) const {
-    double z = 0.0;
+    double z = bias_;
     for (std::int64_t j = 0; j < width_; ++j) z += weight(j) * extended(t + j);
     return z;
   }
@@ -46,6 +47,7 @@ class Channel {
  private:
   Elements x_, weight_, initial_;
   bool has_initial_;
+  double bias_;
   Sequence sequence_;
   std::int64_t width_, state_row_, d_;
 };
@@ -71,7 +73,8 @@ void reference_backward(Context& context, const Inputs& inputs, const OutputGrad
                         const InputGradients& input_gradients, Activation activation) {
   if (context.planning()) return;
   const Elements dy(output_gradients.dy), d_final(output_gradients.d_final_state);
-  const Elements dx(input_gradients.dx), dweight(input_gradients.dweight), d_initial(input_gradients.d_initial_state);
+  const Elements dx(input_gradients.dx), dweight(input_gradients.dweight), d_initial(input_gradients.d_initial_state),
+      dbias(input_gradients.dbias);
   parallel_for(context, inputs.x.size(2), [&](std::int64_t d) {
     for (std::int64_t n = 0; n < sequences_of(inputs); ++n) {
       const Channel channel(inputs, n, d);
@@ -85,6 +88,11 @@ void reference_backward(Context& context, const Inputs& inputs, const OutputGrad
         double total = 0.0;
         for (std::int64_t t = 0; t < length; ++t) total += dz(t) * channel.extended(t + j);
         dweight.add(d, j, total);
+      }
+      if (inputs.bias) {
+        double total = 0.0;
+        for (std::int64_t t = 0; t < length; ++t) total += dz(t);
+        dbias.add(d, total);
       }
       for (std::int64_t p = 0; p < length + width - 1; ++p) {
         double gradient = 0.0;

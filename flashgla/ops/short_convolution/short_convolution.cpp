@@ -28,6 +28,11 @@ void check_weight(const Arguments& arguments, const TensorView& x, const TensorV
   }
 }
 
+void check_bias(const Arguments& arguments, const char* name, const TensorView& bias, DType dtype,
+                const TensorView& x) {
+  arguments.check(name, bias, dtype, Shape({x.size(-1)}), "x's channels", Layout::contiguous);
+}
+
 void check_state(const Arguments& arguments, const char* name, const TensorView& state, const TensorView& x,
                  const TensorView& weight, std::int64_t sequences) {
   arguments.check(name, state, accumulator_of(x.dtype), Shape({sequences, weight.size(0), weight.size(1) - 1}),
@@ -39,6 +44,7 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
   arguments.check("x", x, kFloating);
   arguments.check_rank("x", x, 3);
   check_weight(arguments, x, inputs.weight);
+  if (inputs.bias) check_bias(arguments, "bias", inputs.bias, inputs.weight.dtype, x);
   if (inputs.cu_seqlens) {
     check_cu_seqlens(arguments, context, inputs.cu_seqlens, "x", x, {DType::i32, DType::i64});
   }
@@ -69,6 +75,11 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
   arguments.check("dx", input_gradients.dx, x.dtype, x.shape, "x");
   arguments.check("dweight", input_gradients.dweight, accumulator_of(x.dtype), inputs.weight.shape, "weight",
                   Layout::contiguous);
+  if (inputs.bias) {
+    check_bias(arguments, "dbias", input_gradients.dbias, accumulator_of(x.dtype), x);
+  } else {
+    arguments.check_absent("dbias", input_gradients.dbias, "without a bias");
+  }
   const std::int64_t sequences = sequences_of(inputs);
   if (output_gradients.d_final_state) {
     check_state(arguments, "d_final_state", output_gradients.d_final_state, x, inputs.weight, sequences);
@@ -85,7 +96,7 @@ void step(Context& context, const TensorView& x, const TensorView& weight, const
   arguments.check("x", x, kFloating);
   arguments.check_rank("x", x, 2);
   check_weight(arguments, x, weight);
-  if (bias) arguments.check("bias", bias, weight.dtype, Shape({x.size(1)}), "x's channels", Layout::contiguous);
+  if (bias) check_bias(arguments, "bias", bias, weight.dtype, x);
   check_state(arguments, "state", state, x, weight, x.size(0));
   arguments.check("y", y, x.dtype, x.shape, "x");
   const Implementation& implementation = selected(context, x, weight);

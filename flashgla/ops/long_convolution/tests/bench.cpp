@@ -34,6 +34,7 @@ void bench(const testing::BenchOptions& options) {
           testing::bytes_bound("long_convolution forward", problem, dtypes, forward_case(form), forward_case(small)));
       benches.push_back(testing::bytes_bound("long_convolution backward", problem, dtypes, backward_case(form, dtypes),
                                              backward_case(small, dtypes)));
+      if (!gpu) continue;  // nothing is kept
       testing::OperatorBench both =
           testing::bytes_bound("long_convolution forward and backward", problem, dtypes,
                                backward_case(form, dtypes, true), backward_case(small, dtypes, true));

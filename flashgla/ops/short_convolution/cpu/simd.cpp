@@ -85,23 +85,23 @@ HWY_INLINE void store_up_to(VF32 value, T* to, std::int64_t count) {
   }
 }
 
-// The slice's weights as [W, kSlice], zero beyond its channels.
+// The slice's weights as [W, kSlice] and its biases behind them, zero beyond its channels.
 struct SliceWeight {
-  alignas(64) float rows[kMostWidth][kSlice];
+  alignas(64) float rows[kMostWidth + 1][kSlice];
 
   SliceWeight(const float* weight, const Slice& slice, std::int64_t channels, std::int64_t width) {
-    for (std::int64_t j = 0; j < width; ++j) {
+    for (std::int64_t j = 0; j < width + 1; ++j) {
       std::fill_n(rows[j], kSlice, 0.0f);
       std::copy_n(weight + j * channels + slice.begin, slice.count, rows[j]);
     }
   }
 };
 
-// z[t] = sum_j weight[j] e[t+j], where e[t+W-1] is the input that arrives.
+// z[t] = bias + sum_j weight[j] e[t+j], where e[t+W-1] is the input that arrives.
 template <int Width>
 HWY_INLINE VF32 convolve(const SliceWeight& weight, const float* const (&taps)[Width], VF32 arriving, std::int64_t i) {
   const simd::F32 d;
-  VF32 z = hn::Mul(hn::Load(d, weight.rows[Width - 1] + i), arriving);
+  VF32 z = hn::MulAdd(hn::Load(d, weight.rows[Width - 1] + i), arriving, hn::Load(d, weight.rows[Width] + i));
   for (int j = 0; j < Width - 1; ++j) z = hn::MulAdd(hn::Load(d, weight.rows[j] + i), hn::Load(d, taps[j] + i), z);
   return z;
 }
@@ -141,7 +141,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs, Act
   });
 }
 
-// dweights: [N,W,D], a sum for each sequence.
+// dweights: [N,W+1,D], a sum for each sequence, and of the bias behind those of the weights.
 template <int Width, class T>
 void backward(Context& context, const Inputs& inputs, const OutputGradients& output_gradients,
               const InputGradients& input_gradients, Activation activation, const float* weights, float* dweights) {
@@ -153,7 +153,7 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
     const Slice slice(task, channels);
     const Sequence sequence = sequence_at(inputs.x, inputs.cu_seqlens, slice.n);
     const SliceWeight weight(weights, slice, channels, Width);
-    alignas(64) float dweight[Width][kSlice] = {};
+    alignas(64) float dweight[Width + 1][kSlice] = {};
     alignas(64) float de[kSlice];
     Window window(Width), dz(Width);
     load_initial(inputs, slice, Width, window);
@@ -186,6 +186,7 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
             float* sums = dweight[j] + i;
             hn::Store(hn::MulAdd(gradient, hn::Load(d, taps[j] + i), hn::Load(d, sums)), d, sums);
           }
+          if (inputs.bias) hn::Store(hn::Add(hn::Load(d, dweight[Width] + i), gradient), d, dweight[Width] + i);
         }
         hn::Store(gradient, d, newest_dz + i);
         VF32 total = hn::Mul(hn::Load(d, weight.rows[0] + i), gradient);
@@ -212,8 +213,8 @@ void backward(Context& context, const Inputs& inputs, const OutputGradients& out
         }
       }
     }
-    for (int j = 0; j < Width; ++j) {
-      std::copy_n(dweight[j], slice.count, dweights + (slice.n * Width + j) * channels + slice.begin);
+    for (int j = 0; j < Width + 1; ++j) {
+      std::copy_n(dweight[j], slice.count, dweights + (slice.n * (Width + 1) + j) * channels + slice.begin);
     }
   });
 }
@@ -301,17 +302,24 @@ HWY_EXPORT(Step);
 
 namespace {
 
-// The weight as [W,D] f32, so that channels are vectors.
-const float* transposed_weight(Context& context, const TensorView& weight) {
-  const std::int64_t channels = weight.size(0), width = weight.size(1);
-  const TensorView transposed = context.scratch().tensor({width, channels}, DType::f32, "short_convolution: weight");
-  if (!context.planning()) copy(weight.transpose(0, 1), transposed);
-  return transposed.as<float>();
+// The weight as [W,D] f32, so that channels are vectors, and the bias, or zeros, behind it.
+const float* transposed_weight(Context& context, const Inputs& inputs) {
+  const std::int64_t channels = inputs.weight.size(0), width = inputs.weight.size(1);
+  const TensorView rows = context.scratch().tensor({width + 1, channels}, DType::f32, "short_convolution: weight");
+  if (context.planning()) return rows.as<float>();
+  copy(inputs.weight.transpose(0, 1), rows.slice(0, 0, width));
+  const TensorView bias = rows.select(0, width);
+  if (inputs.bias) {
+    copy(inputs.bias, bias);
+  } else {
+    std::fill_n(bias.as<float>(), channels, 0.0f);
+  }
+  return rows.as<float>();
 }
 
 void simd_forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   ArenaScope scope(context.scratch());
-  const float* weight = transposed_weight(context, inputs.weight);
+  const float* weight = transposed_weight(context, inputs);
   if (!context.planning()) HWY_DYNAMIC_DISPATCH(Forward)(context, inputs, outputs, activation, weight);
 }
 
@@ -319,17 +327,18 @@ void simd_backward(Context& context, const Inputs& inputs, const OutputGradients
                    const InputGradients& input_gradients, Activation activation) {
   ArenaScope scope(context.scratch());
   const std::int64_t channels = inputs.weight.size(0), width = inputs.weight.size(1), count = sequences_of(inputs);
-  const float* weight = transposed_weight(context, inputs.weight);
+  const float* weight = transposed_weight(context, inputs);
   const TensorView dweights =
-      context.scratch().tensor({count, width, channels}, DType::f32, "short_convolution: dweight of sequences");
+      context.scratch().tensor({count, width + 1, channels}, DType::f32, "short_convolution: dweight of sequences");
   if (context.planning()) return;
   const auto run = HWY_DYNAMIC_DISPATCH(Backward);
   run(context, inputs, output_gradients, input_gradients, activation, weight, dweights.as<float>());
   auto* dweight = input_gradients.dweight.as<float>();
   for (std::int64_t n = 0; n < count; ++n) {
-    const float* sums = dweights.as<float>() + n * width * channels;
+    const float* sums = dweights.as<float>() + n * (width + 1) * channels;
     for (std::int64_t d = 0; d < channels; ++d) {
       for (std::int64_t j = 0; j < width; ++j) dweight[d * width + j] += sums[j * channels + d];
+      if (inputs.bias) input_gradients.dbias.as<float>()[d] += sums[width * channels + d];
     }
   }
 }

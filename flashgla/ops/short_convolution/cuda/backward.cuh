@@ -92,10 +92,14 @@ __device__ __forceinline__ void ask_early(const Gradients<T>& t, const Walk& wal
 constexpr int kSlots = kTogether;
 constexpr int slot_of(int i) { return (i + kSlots) % kSlots; }
 
-template <int W, int N, bool kSilu>
+// Sums of a channel: of its weights, and of its bias.
+template <int W, bool kBias>
+constexpr int kSumsOf = W + (kBias ? 1 : 0);
+
+template <int W, int N, bool kSilu, bool kBias>
 struct Channels {
   static_assert(kSlots >= W);
-  Filter<W, N> filter;
+  Filter<W, N, kBias> filter;
   float x[kSlots][N], dz[kSlots][N] = {};
 
   // The inputs before a sequence's token that comes next, and alone.
@@ -121,21 +125,26 @@ struct Channels {
 #pragma unroll
     for (int c = 0; c < N; ++c) {
       x[kAt][c] = of_x[c];
-      float z = filter.weight[W - 1][c] * x[kAt][c];
+      float z = fmaf(filter.weight[W - 1][c], x[kAt][c], filter.bias[c]);
 #pragma unroll
       for (int j = 0; j < W - 1; ++j) z = fmaf(filter.weight[j][c], x[slot_of(kAt - (W - 1) + j)][c], z);
       dz[kAt][c] = kSilu ? scaled_gradient(z, dy[c]) : dy[c];
     }
   }
 
+  // The bias's sums are behind the weights'.
   template <int kAt>
-  __device__ __forceinline__ void add_to(float (&dweight)[W][N]) const {
+  __device__ __forceinline__ void add_to(float (&dweight)[kSumsOf<W, kBias>][N]) const {
 #pragma unroll
     for (int j = 0; j < W; ++j) {
 #pragma unroll
       for (int c = 0; c < N; ++c) {
         dweight[j][c] = fmaf(dz[kAt][c], x[slot_of(kAt - (W - 1) + j)][c], dweight[j][c]);
       }
+    }
+    if constexpr (kBias) {
+#pragma unroll
+      for (int c = 0; c < N; ++c) dweight[W][c] += dz[kAt][c];
     }
   }
 
@@ -164,10 +173,10 @@ __device__ __forceinline__ void for_each_number(const Body& body) {
 }
 
 // Writes dx of a sequence's last W-1 tokens; the last one came alone.
-template <int W, int N, bool kSilu, class T>
+template <int W, int N, bool kSilu, bool kBias, class T>
 __device__ __forceinline__ void finish_sequence(const Call& call, const Gradients<T>& t, const Walk& walk,
                                                 const Place& place, std::int64_t d,
-                                                const Channels<W, N, kSilu>& channels) {
+                                                const Channels<W, N, kSilu, kBias>& channels) {
   for_each_number<W - 1>([&](auto j) {
     const std::int64_t token = place.end - (W - 1) + j.value;
     if (token < place.begin || token < walk.begin() || token >= walk.begin() + walk.tokens) return;
@@ -191,7 +200,7 @@ __device__ __forceinline__ void initial_state_gradient(const Call& call, const G
   for (int s = 0; s < W - 1; ++s) {
     dz[s] = 0.0f;
     if (s >= length) continue;
-    float z = 0.0f;
+    float z = call.bias_at(d);
 #pragma unroll
     for (int j = 0; j < W; ++j) {
       z += call.weight_at(d * W + j) * extended<W>(call, t.x, place, line, d, s + j);
@@ -211,11 +220,12 @@ __device__ __forceinline__ void initial_state_gradient(const Call& call, const G
   }
 }
 
-// dx of a chunk's channels from d on, and what it adds to dweight, but for the filter's factor. Tokens are worked on
-// kTogether at a time where no sequence begins or ends among them, most of them without a test, and else one by one.
-template <int W, int N, bool kSilu, class T>
+// dx of a chunk's channels from d on, and what it adds to dweight and dbias, but for the filter's factor. Tokens are
+// worked on kTogether at a time where no sequence begins or ends among them, most of them without a test, and else one
+// by one.
+template <int W, int N, bool kSilu, bool kBias, class T>
 __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<T>& t, const Walk& walk, std::int64_t d,
-                                              unsigned char* shared, float (&dweight)[W][N]) {
+                                              unsigned char* shared, float (&dweight)[kSumsOf<W, kBias>][N]) {
   // Tokens of the chunk, and the W-1 behind it, as far as they are of the line.
   const std::int64_t left = call.length - walk.begin();
   const int count = static_cast<int>(walk.tokens + W - 1 < left ? walk.tokens + W - 1 : left);
@@ -232,8 +242,8 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
     if (i < count) bring(ring.place_of(i));
     if (i % kTogether == kTogether - 1) ops::cuda::end_group();
   }
-  Channels<W, N, kSilu> channels{Filter<W, N>(call, d)};  // while tokens are on their way
-  int begins, next;                                       // of the sequence that the tokens are of
+  Channels<W, N, kSilu, kBias> channels{Filter<W, N, kBias>(call, d)};  // while tokens are on their way
+  int begins, next;                                                     // of the sequence that the tokens are of
   const auto enter = [&](int i) {
     const Place place = ops::cuda::place_at(call, walk.line, walk.begin() + i);
     begins = walk.place_of(place.begin), next = walk.place_of(place.end);
@@ -307,11 +317,12 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
   ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
 }
 
-template <int W, int N, class T>
-constexpr int kBackwardShared = std::max(Ring<N, T>::kBytes, W* N* kThreads* static_cast<int>(sizeof(float)));
+template <int W, bool kBias, int N, class T>
+constexpr int kBackwardShared = std::max(Ring<N, T>::kBytes,
+                                         kSumsOf<W, kBias>* N* kThreads* static_cast<int>(sizeof(float)));
 
-// Writes what a block adds to dweight: the sum over its kDown chunks, of which each of a channel's kDown threads adds
-// up and writes a part, to `to` on. `there`: whether the channels are; `shared`: W N floats a thread.
+// Writes what a block adds to W sums of each channel: those over its kDown chunks, of which each of a channel's kDown
+// threads adds up and writes a part, to `to` on. `there`: whether the channels are; `shared`: W N floats a thread.
 template <int W, int N>
 __device__ __forceinline__ void write_sums(const Call& call, const float (&dweight)[W][N], bool there, float* shared,
                                            float* to) {
@@ -345,12 +356,13 @@ __device__ __forceinline__ void write_sums(const Call& call, const float (&dweig
   }
 }
 
-// `blocks`: of all but states, kDown chunks by slices of channels; what they add to dweight is summed over the chunks.
+// `blocks`: of all but states, kDown chunks by slices of channels; what they add to sums is added up over the chunks.
 // What is known without memory comes before the wait. The kernels behind it find room only as its blocks end.
-template <int W, int N, class T, bool kSilu>
+template <int W, int N, class T, bool kSilu, bool kBias>
 __global__ void __launch_bounds__(kThreads, 2)
     backward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_pieces, std::int64_t blocks,
                     Gradients<T> t, ops::cuda::PartialSums partial) {
+  constexpr int kSums = kSumsOf<W, kBias>;
   const std::uint32_t group = by_slices.of(blockIdx.x), chunk = group * kDown + threadIdx.x / kAcross,
                       line = by_pieces.of(chunk);
   const std::int64_t first = std::int64_t{blockIdx.x - group * by_slices.by} * (kAcross * N),
@@ -368,14 +380,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   if (threadIdx.x < flashgla::cuda::kWarp) {
     const std::int64_t channels = min(std::int64_t{kAcross * N}, call.channels - first);
-    ops::cuda::announce_sums(partial.sums + group * partial.columns + first * W, static_cast<int>(channels) * W);
+    ops::cuda::announce_sums(partial.sums + group * partial.columns + first * kSums,
+                             static_cast<int>(channels) * kSums);
   }
   extern __shared__ __align__(16) unsigned char shared[];
-  float dweight[W][N] = {};
-  if (there) walk_backward<W, N, kSilu>(call, t, walk, d, shared, dweight);
+  float sums[kSums][N] = {};
+  if (there) walk_backward<W, N, kSilu, kBias>(call, t, walk, d, shared, sums);
   __syncthreads();  // of the tokens, whose memory is taken
-  write_sums<W, N>(call, dweight, d < call.channels, reinterpret_cast<float*>(shared),
-                   partial.sums + group * partial.columns + d * W);
+  write_sums<kSums, N>(call, sums, d < call.channels, reinterpret_cast<float*>(shared),
+                       partial.sums + group * partial.columns + d * kSums);
 }
 
 }  // namespace flashgla::ops::short_convolution::cuda

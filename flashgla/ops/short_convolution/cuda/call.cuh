@@ -21,7 +21,8 @@ struct Call {
   const void* cu_seqlens;      // null: each line is a sequence
   bool wide_boundaries;        // i64
   const void* weight;          // [D,W]
-  bool wide_weight;            // f32
+  const void* bias;            // [D]; null: zeros
+  bool wide_weight;            // f32, and the bias
   const float* initial_state;  // [N,D,W-1]; null: zeros
   bool silu;
 
@@ -29,9 +30,11 @@ struct Call {
     return wide_boundaries ? static_cast<const std::int64_t*>(cu_seqlens)[n]
                            : static_cast<const std::int32_t*>(cu_seqlens)[n];
   }
-  __device__ __forceinline__ float weight_at(std::int64_t i) const {
-    return wide_weight ? static_cast<const float*>(weight)[i]
-                       : flashgla::cuda::to_float(static_cast<const bf16*>(weight)[i]);
+  __device__ __forceinline__ float weight_at(std::int64_t i) const { return parameter(weight, i); }
+  __device__ __forceinline__ float bias_at(std::int64_t d) const { return bias == nullptr ? 0.0f : parameter(bias, d); }
+  __device__ __forceinline__ float parameter(const void* from, std::int64_t i) const {
+    return wide_weight ? static_cast<const float*>(from)[i]
+                       : flashgla::cuda::to_float(static_cast<const bf16*>(from)[i]);
   }
   // Pieces of so many tokens that all lines are cut into.
   __host__ __device__ __forceinline__ std::int64_t pieces_of_line(int tokens) const {
@@ -65,11 +68,11 @@ __device__ __forceinline__ std::int64_t state_at(const Call& call, std::int64_t 
 
 constexpr float kLog2OfE = 1.44269504f, kLn2 = 0.69314718f;
 
-// The filter of N channels from d on. Before SiLU it is multiplied by -log2(e), so that z comes as the power of two
-// that a sigmoid needs.
-template <int W, int N>
+// The filter and biases of N channels from d on. Before SiLU they are multiplied by -log2(e), so that z comes as the
+// power of two that a sigmoid needs. kBias: there may be biases.
+template <int W, int N, bool kBias>
 struct Filter {
-  float weight[W][N], factor;
+  float weight[W][N], bias[N], factor;
 
   __device__ __forceinline__ Filter(const Call& call, std::int64_t d) : factor(call.silu ? -kLog2OfE : 1.0f) {
     float flat[W][N];  // as they lie
@@ -91,12 +94,14 @@ struct Filter {
 #pragma unroll
       for (int i = 0; i < N; ++i) weight[j][i] = factor * flat[(i * W + j) / N][(i * W + j) % N];
     }
+#pragma unroll
+    for (int i = 0; i < N; ++i) bias[i] = kBias ? factor * call.bias_at(d + i) : 0.0f;
   }
 
   // z of channel i, times the factor; its W inputs are e[first..].
   template <int K>
   __device__ __forceinline__ float convolved(const float (&e)[K][N], int first, int i) const {
-    float z = weight[W - 1][i] * e[first + W - 1][i];
+    float z = fmaf(weight[W - 1][i], e[first + W - 1][i], bias[i]);
 #pragma unroll
     for (int j = 0; j < W - 1; ++j) z = fmaf(weight[j][i], e[first + j][i], z);
     return z;

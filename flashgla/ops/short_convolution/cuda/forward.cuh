@@ -34,7 +34,7 @@ __device__ __forceinline__ void read(const Call& call, const Lines<T>& x, std::i
 }
 
 // `blocks`: of all but states, tiles by slices of channels; the divisions are by how many there are of a line.
-template <int W, int N, class T, bool kSilu>
+template <int W, int N, class T, bool kSilu, bool kBias>
 __global__ void __launch_bounds__(kForwardThreads, sizeof(T) == 2 ? 10 : 8)
     forward_kernel(Call call, ops::cuda::Division by_slices, ops::cuda::Division by_tiles, std::int64_t blocks,
                    Lines<T> x, Lines<T> y, float* final_state) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kForwardThreads, sizeof(T) == 2 ? 10 : 8)
   constexpr int K = kForwardTokens + W - 1;
   Vector<T, N> held[K];
   read<K, N>(call, x, line, begin - (W - 1), d, held);
-  const Filter<W, N> filter(call, d);
+  const Filter<W, N, kBias> filter(call, d);
   T* to = y.at(line, begin, d);
   Place place{line, 0, call.length};
   bool inside = begin >= W - 1 && begin + kForwardTokens <= call.length;

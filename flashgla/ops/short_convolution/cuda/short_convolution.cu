@@ -60,6 +60,7 @@ Call call_of(const Inputs& inputs, Activation activation) {
           inputs.cu_seqlens.data,
           inputs.cu_seqlens.dtype == DType::i64,
           inputs.weight.data,
+          inputs.bias.data,
           inputs.weight.dtype == DType::f32,
           inputs.initial_state ? inputs.initial_state.as<float>() : nullptr,
           activation == Activation::silu};
@@ -89,21 +90,22 @@ ops::cuda::Division division_by(std::int64_t pieces) {
   return ops::cuda::Division(static_cast<std::uint32_t>(std::max<std::int64_t>(pieces, 1)));
 }
 
-template <int N, class T>
+template <int N, class T, bool kBias>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   const Call call = call_of(inputs, activation);
   const std::int64_t tiles = call.pieces_of_line(cuda::kTile), blocks = call.lines * tiles * call.slices(N);
   auto* final_state = outputs.final_state ? outputs.final_state.as<float>() : nullptr;
   with_width(inputs.weight.size(1), [&](auto width) {
-    ops::cuda::queue_kernel(
-        context, "short_convolution",
-        call.silu ? cuda::forward_kernel<width.value, N, T, true> : cuda::forward_kernel<width.value, N, T, false>,
-        blocks + (final_state ? call.state_blocks(cuda::kForwardThreads) : 0), cuda::kForwardThreads, 0, call,
-        division_by(call.slices(N)), division_by(tiles), blocks, Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
+    ops::cuda::queue_kernel(context, "short_convolution",
+                            call.silu ? cuda::forward_kernel<width.value, N, T, true, kBias>
+                                      : cuda::forward_kernel<width.value, N, T, false, kBias>,
+                            blocks + (final_state ? call.state_blocks(cuda::kForwardThreads) : 0),
+                            cuda::kForwardThreads, 0, call, division_by(call.slices(N)), division_by(tiles), blocks,
+                            Lines<T>(inputs.x), Lines<T>(outputs.y), final_state);
   });
 }
 
-template <int N, class T>
+template <int N, class T, bool kBias>
 void backward_of(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
                  Activation activation, const ops::cuda::PartialSums& partial) {
   const Call call = call_of(inputs, activation);
@@ -117,12 +119,12 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
                                      bytes_of_token(to.dx)};
   const std::int64_t blocks = partial.blocks() * call.slices(N);
   with_width(inputs.weight.size(1), [&](auto width) {
-    ops::cuda::queue_kernel(
-        context, "short_convolution",
-        call.silu ? cuda::backward_kernel<width.value, N, T, true> : cuda::backward_kernel<width.value, N, T, false>,
-        blocks + (to.d_initial_state ? call.state_blocks(kThreads) : 0), kThreads,
-        cuda::kBackwardShared<width.value, N, T>, call, division_by(call.slices(N)),
-        division_by(call.pieces_of_line(cuda::kChunk)), blocks, gradients, partial);
+    ops::cuda::queue_kernel(context, "short_convolution",
+                            call.silu ? cuda::backward_kernel<width.value, N, T, true, kBias>
+                                      : cuda::backward_kernel<width.value, N, T, false, kBias>,
+                            blocks + (to.d_initial_state ? call.state_blocks(kThreads) : 0), kThreads,
+                            cuda::kBackwardShared<width.value, kBias, N, T>, call, division_by(call.slices(N)),
+                            division_by(call.pieces_of_line(cuda::kChunk)), blocks, gradients, partial);
   });
 }
 
@@ -130,7 +132,11 @@ template <class T>
 void forward_of(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
   constexpr int kElements = cuda::kForwardElements;
   const bool wide = is_wide(inputs, kElements, {&inputs.x, &outputs.y});
-  (wide ? forward_of<kElements, T> : forward_of<1, T>)(context, inputs, outputs, activation);
+  if (inputs.bias) {
+    (wide ? forward_of<kElements, T, true> : forward_of<1, T, true>)(context, inputs, outputs, activation);
+  } else {
+    (wide ? forward_of<kElements, T, false> : forward_of<1, T, false>)(context, inputs, outputs, activation);
+  }
 }
 
 void cuda_forward(Context& context, const Inputs& inputs, const Outputs& outputs, Activation activation) {
@@ -143,21 +149,42 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
                  Activation activation, const ops::cuda::PartialSums& partial) {
   constexpr int kElements = cuda::kBackwardElements<T>;
   const bool wide = is_wide(inputs, kElements, {&inputs.x, &from.dy, &to.dx});
-  (wide ? backward_of<kElements, T> : backward_of<1, T>)(context, inputs, from, to, activation, partial);
+  if (inputs.bias) {
+    (wide ? backward_of<kElements, T, true> : backward_of<1, T, true>)(context, inputs, from, to, activation, partial);
+  } else {
+    (wide ? backward_of<kElements, T, false> : backward_of<1, T, false>)(context, inputs, from, to, activation,
+                                                                         partial);
+  }
 }
+
+// Where a channel's sums go, of its `width` weights and its bias.
+struct SumsOut {
+  float *dweight, *dbias;
+  int width;
+  __device__ __forceinline__ float* operator()(std::int64_t column) const {
+    const std::int64_t d = column / (width + 1);
+    const int j = static_cast<int>(column - d * (width + 1));
+    return j < width ? dweight + d * width + j : dbias + d;
+  }
+};
 
 void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients& from, const InputGradients& to,
                    Activation activation) {
   const ArenaScope scope(context.scratch());
   const std::int64_t chunks = call_of(inputs, activation).pieces(cuda::kChunk);
   const std::int64_t groups = (chunks + cuda::kDown - 1) / cuda::kDown;
-  const auto partial =
-      ops::cuda::take_partial_sums(context, groups, inputs.weight.numel(), std::max<std::int64_t>(groups, 1), 1,
-                                   "short_convolution: dweight of chunks");
+  const std::int64_t sums = inputs.weight.numel() + (inputs.bias ? inputs.bias.numel() : 0);
+  const auto partial = ops::cuda::take_partial_sums(context, groups, sums, std::max<std::int64_t>(groups, 1), 1,
+                                                    "short_convolution: dweight of chunks");
   if (context.planning()) return;
   (inputs.x.dtype == DType::f32 ? backward_of<float> : backward_of<bf16>)(context, inputs, from, to, activation,
                                                                           partial);
-  ops::cuda::reduce<32, true>(context, partial, to.dweight.as<float>(), true);
+  auto* dweight = to.dweight.as<float>();
+  if (inputs.bias) {
+    const SumsOut out{dweight, to.dbias.as<float>(), static_cast<int>(inputs.weight.size(1))};
+    return ops::cuda::reduce<32, true>(context, partial, out, true);
+  }
+  ops::cuda::reduce<32, true>(context, partial, dweight, true);
 }
 
 template <class T>

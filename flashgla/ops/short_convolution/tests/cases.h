@@ -10,13 +10,15 @@ using testing::Kind;
 using testing::NamedTensors;
 using testing::Role;
 
-// x [B,T,D]; with `ends`, packed sequences that end there (B = 1); `states`: with initial and final state.
+// x [B,T,D]; with `ends`, packed sequences that end there (B = 1); `states`: with initial and final state; `bias`: with
+// one.
 struct Form {
   Shape shape;
   std::int64_t width = 4;
   std::vector<std::int32_t> ends{};
   bool states = true;
   Activation activation = Activation::silu;
+  bool bias = false;
 };
 
 inline testing::Argument state_of(const char* name, const Form& form, Role role) {
@@ -32,14 +34,20 @@ inline std::vector<testing::Argument> inputs_of(const Form& form) {
   std::vector<testing::Argument> arguments{{"x", form.shape}, weight};
   if (form.states) arguments.push_back(state_of("initial_state", form, Role::input));
   if (!form.ends.empty()) arguments.push_back(testing::bounds(form.ends));
+  if (form.bias) arguments.push_back({"bias", Shape({form.shape[2]}), Role::input, Kind::parameter});
   return arguments;
 }
 
-inline Inputs inputs_in(const NamedTensors& t) { return {t["x"], t["weight"], t["initial_state"], t["cu_seqlens"]}; }
+inline Inputs inputs_in(const NamedTensors& t) {
+  return {t["x"], t["weight"], t["initial_state"], t["cu_seqlens"], t["bias"]};
+}
+inline std::string name_of_form(const char* what, const Form& form) {
+  return std::string(what) + " " + to_string(form.shape) + (form.bias ? " with a bias" : "");
+}
 
 inline testing::OperatorCase forward_case(const Form& form) {
   testing::OperatorCase result;
-  result.name = "forward " + to_string(form.shape);
+  result.name = name_of_form("forward", form);
   result.arguments = inputs_of(form);
   result.arguments.push_back({"y", form.shape, Role::output});
   if (form.states) result.arguments.push_back(state_of("final_state", form, Role::output));
@@ -51,7 +59,7 @@ inline testing::OperatorCase forward_case(const Form& form) {
 
 inline testing::OperatorCase backward_case(const Form& form) {
   testing::OperatorCase result;
-  result.name = "backward " + to_string(form.shape);
+  result.name = name_of_form("backward", form);
   result.arguments = inputs_of(form);
   testing::Argument dweight{"dweight", Shape({form.shape[2], form.width}), Role::accumulated, Kind::accumulator};
   dweight.strided = false;
@@ -62,9 +70,10 @@ inline testing::OperatorCase backward_case(const Form& form) {
     result.arguments.push_back(state_of("d_final_state", form, Role::input));
     result.arguments.push_back(state_of("d_initial_state", form, Role::output));
   }
+  if (form.bias) result.arguments.push_back({"dbias", Shape({form.shape[2]}), Role::accumulated, Kind::accumulator});
   result.run = [=](Context& context, const NamedTensors& t) {
-    backward(context, inputs_in(t), {t["dy"], t["d_final_state"]}, {t["dx"], t["dweight"], t["d_initial_state"]},
-             form.activation);
+    backward(context, inputs_in(t), {t["dy"], t["d_final_state"]},
+             {t["dx"], t["dweight"], t["d_initial_state"], t["dbias"]}, form.activation);
   };
   return result;
 }

@@ -27,6 +27,11 @@ TEST(ShortConvolution, EveryImplementationAgreesWithTheReference) {
   forms.push_back({Shape({3, 8, 256}), 4, {}, false});
   forms.push_back({Shape({2, 9, 33}), 4, {}, true, Activation::none});
   forms.push_back({Shape({2, 0, 7}), 4});
+  for (const Form& form : std::vector<Form>(forms)) {  // of each width, both activations, packed, whole vectors
+    Form biased = form;
+    biased.bias = true;
+    forms.push_back(biased);
+  }
   for (const Form& form : forms) {
     for (testing::OperatorCase one : {forward_case(form), backward_case(form)}) {
       one.dtypes = kDTypes;
@@ -55,8 +60,9 @@ TEST(ShortConvolution, GradientsAgreeWithFiniteDifferences) {
     const Tensor d_final = testing::random_normal(states, DType::f64, 5), y = Tensor::empty(shape, DType::f64);
     const Tensor final_state = Tensor::empty(states, DType::f64), dx = Tensor::empty(shape, DType::f64);
     const Tensor dweight = Tensor::zeros({3, 4}, DType::f64), d_initial = Tensor::empty(states, DType::f64);
-    const Inputs inputs{x, weight, initial, {ends, Shape({4})}};
-    backward(context, inputs, {dy, d_final}, {dx, dweight, d_initial}, activation);
+    const Tensor bias = testing::random_normal({3}, DType::f64, 6), dbias = Tensor::zeros({3}, DType::f64);
+    const Inputs inputs{x, weight, initial, {ends, Shape({4})}, bias};
+    backward(context, inputs, {dy, d_final}, {dx, dweight, d_initial, dbias}, activation);
     auto loss = [&] {
       forward(context, inputs, {y, final_state}, activation);
       return testing::dot(y, dy) + testing::dot(final_state, d_final);
@@ -64,6 +70,7 @@ TEST(ShortConvolution, GradientsAgreeWithFiniteDifferences) {
     EXPECT_EQ(testing::check_gradient("dx", x, dx, loss), "");
     EXPECT_EQ(testing::check_gradient("dweight", weight, dweight, loss), "");
     EXPECT_EQ(testing::check_gradient("d_initial_state", initial, d_initial, loss), "");
+    EXPECT_EQ(testing::check_gradient("dbias", bias, dbias, loss), "");
   }
 }
 
@@ -110,6 +117,15 @@ TEST(ShortConvolution, RefusesBadArgumentsByName) {
             "short_convolution: cu_seqlens holds 2 at position 2; expected no less than the one before");
   EXPECT_EQ(error(weight, {}, {short_one, Shape({3})}),
             "short_convolution: cu_seqlens holds 4 at position 2; expected 5 (x's length)");
+  const Tensor dweight = Tensor::zeros({6, 4}, DType::f32), bias = Tensor::zeros({6}, DType::f32);
+  const auto gradients = [&](const TensorView& of, const TensorView& dbias) {
+    const Inputs inputs{x, weight, {}, {}, of};
+    return testing::error_of([&] { backward(context, inputs, {x, {}}, {y, dweight, {}, dbias}, Activation::none); });
+  };
+  EXPECT_EQ(gradients(bias, bias), "no error");
+  EXPECT_EQ(gradients(weight, bias).substr(0, 42), "short_convolution: bias has shape [6,4]; e");
+  EXPECT_EQ(gradients(bias, {}).substr(0, 29), "short_convolution: dbias is a");
+  EXPECT_EQ(gradients({}, bias).substr(0, 27), "short_convolution: dbias is");
 }
 
 }  // namespace
