@@ -291,6 +291,11 @@ std::string check_conformance(const OperatorCase& operator_case, Coverage& cover
   return failures;
 }
 
+TensorView kept_in_scratch(Context& context, std::size_t bytes) {
+  if (bytes == 0) return {};
+  return context.scratch().tensor({static_cast<std::int64_t>(bytes)}, DType::u8, "kept");
+}
+
 std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, Device device,
                        const std::string& implementation, double* error) {
   const std::vector<Tensor> values = initial_values(operator_case, dtypes);

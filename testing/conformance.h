@@ -112,6 +112,9 @@ double tolerance(DType dtype);
 // "" or a line for each failure.
 std::string check_conformance(const OperatorCase& operator_case, Coverage& coverage);
 
+// What an operator keeps for its backward, in scratch; absent where that is no bytes.
+TensorView kept_in_scratch(Context& context, std::size_t bytes);
+
 // One implementation on one pair of dtypes, dense, best instruction set: "" or the first failure. `error`: the largest
 // relative error of an output.
 std::string check_once(const OperatorCase& operator_case, DTypePair dtypes, Device device,

@@ -49,6 +49,11 @@ void Arguments::check_absent(const char* name, const TensorView& view, const cha
   if (view) fail(name, "is present", std::string("none ") + why);
 }
 
+void Arguments::check_kept(const TensorView& kept, std::size_t bytes) const {
+  if (!kept) return;
+  check("kept", kept, DType::u8, Shape({static_cast<std::int64_t>(bytes)}), "kept_bytes", Layout::contiguous);
+}
+
 std::int64_t rows_of(const Shape& shape) {
   std::int64_t rows = 1;
   for (int i = 0; i + 1 < shape.rank(); ++i) rows *= shape[i];

@@ -1,6 +1,7 @@
 // Validation at an operator's entry: each check throws Error naming the operator, the argument, actual and expected.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -55,6 +56,8 @@ class Arguments {
              Layout layout = Layout::rows) const;
   void check_rank(const char* name, const TensorView& view, int rank) const;
   void check_absent(const char* name, const TensorView& view, const char* why) const;
+  // `kept`, an operator's own for its backward: absent, or u8 [bytes].
+  void check_kept(const TensorView& kept, std::size_t bytes) const;
   [[noreturn]] void fail(const char* name, const std::string& actual, const std::string& expected) const;
 
  private:

@@ -64,13 +64,6 @@ void check_inputs(const Arguments& arguments, const Context& context, const Inpu
   if (!context.planning() && context.device().kind == Device::Kind::cpu) check_lengths(arguments, in, in_past);
 }
 
-void check_kept(const Arguments& arguments, const Context& context, const TensorView& kept,
-                const Implementation& implementation, const Inputs& in) {
-  if (!kept) return;
-  const auto bytes = static_cast<std::int64_t>(implementation.kept_bytes(context.architecture(), in));
-  arguments.check("kept", kept, DType::u8, Shape({bytes}), "kept_bytes", Layout::contiguous);
-}
-
 // [N,D] as [N,1,D].
 TensorView with_length(const TensorView& view) {
   if (view.rank() != 2) return view;
@@ -90,7 +83,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
   check_inputs(arguments, context, inputs, 0);
   arguments.check("y", outputs.y, inputs.x.dtype, inputs.x.shape, "x");
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, context, outputs.kept, implementation, inputs);
+  arguments.check_kept(outputs.kept, implementation.kept_bytes(context.architecture(), inputs));
   implementation.forward(context, inputs, outputs);
 }
 
@@ -104,7 +97,7 @@ void backward(Context& context, const Inputs& inputs, const TensorView& kept, co
   arguments.check("dfilter", gradients.dfilter, sum, inputs.filter.shape, "filter", Layout::contiguous);
   arguments.check("dskip", gradients.dskip, sum, inputs.skip.shape, "skip", Layout::contiguous);
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, context, kept, implementation, inputs);
+  arguments.check_kept(kept, implementation.kept_bytes(context.architecture(), inputs));
   implementation.backward(context, inputs, kept, dy, gradients);
 }
 

@@ -55,13 +55,6 @@ void check_state(const Arguments& arguments, const char* name, const TensorView&
                   "sequences, channels, states", Layout::contiguous);
 }
 
-void check_kept(const Arguments& arguments, const TensorView& kept, const Implementation& implementation,
-                const Inputs& in) {
-  if (!kept) return;
-  arguments.check("kept", kept, DType::u8, Shape({static_cast<std::int64_t>(implementation.kept_bytes(in))}),
-                  "kept_bytes", Layout::contiguous);
-}
-
 }  // namespace
 
 std::size_t kept_bytes(const Context& context, const Inputs& inputs) {
@@ -76,7 +69,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
   if (outputs.ht) check_state(arguments, "ht", outputs.ht, inputs, sequences);
   if (outputs.y) arguments.check("y", outputs.y, inputs.x.dtype, inputs.x.shape, "x");
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, outputs.kept, implementation, inputs);
+  arguments.check_kept(outputs.kept, implementation.kept_bytes(inputs));
   implementation.forward(context, inputs, outputs);
 }
 
@@ -95,7 +88,7 @@ void backward(Context& context, const Inputs& inputs, const TensorView& kept, co
   arguments.check("da_log", gradients.da_log, sum, inputs.a_log.shape, "a_log", Layout::contiguous);
   arguments.check("dskip", gradients.dskip, sum, inputs.skip.shape, "skip", Layout::contiguous);
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, kept, implementation, inputs);
+  arguments.check_kept(kept, implementation.kept_bytes(inputs));
   implementation.backward(context, inputs, kept, dy, gradients);
 }
 

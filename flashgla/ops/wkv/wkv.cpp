@@ -45,13 +45,6 @@ void check_state(const Arguments& arguments, const char* name, const TensorView&
                   Layout::contiguous);
 }
 
-void check_kept(const Arguments& arguments, const TensorView& kept, const Implementation& implementation,
-                const Inputs& in) {
-  if (!kept) return;
-  arguments.check("kept", kept, DType::u8, Shape({static_cast<std::int64_t>(implementation.kept_bytes(in))}),
-                  "kept_bytes", Layout::contiguous);
-}
-
 }  // namespace
 
 std::size_t kept_bytes(const Context& context, const Inputs& inputs) {
@@ -66,7 +59,7 @@ void forward(Context& context, const Inputs& inputs, const Outputs& outputs) {
   if (outputs.ht) check_state(arguments, "ht", outputs.ht, inputs, sequences);
   if (outputs.y) arguments.check("y", outputs.y, inputs.k.dtype, inputs.k.shape, "k");
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, outputs.kept, implementation, inputs);
+  arguments.check_kept(outputs.kept, implementation.kept_bytes(inputs));
   implementation.forward(context, inputs, outputs);
 }
 
@@ -84,7 +77,7 @@ void backward(Context& context, const Inputs& inputs, const TensorView& kept, co
   arguments.check("dtime_decay", gradients.dtime_decay, sum, channels, "k's channels", Layout::contiguous);
   arguments.check("dtime_first", gradients.dtime_first, sum, channels, "k's channels", Layout::contiguous);
   const Implementation& implementation = selected(context, inputs);
-  check_kept(arguments, kept, implementation, inputs);
+  arguments.check_kept(kept, implementation.kept_bytes(inputs));
   implementation.backward(context, inputs, kept, dy, gradients);
 }
 

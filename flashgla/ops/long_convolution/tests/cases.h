@@ -64,13 +64,6 @@ inline testing::OperatorCase forward_case(const Form& form) {
   return result;
 }
 
-// What the operator keeps, in scratch; absent where that is nothing.
-inline TensorView kept_of(Context& context, const Inputs& inputs) {
-  const std::size_t bytes = kept_bytes(context, inputs);
-  return bytes == 0 ? TensorView()
-                    : context.scratch().tensor({static_cast<std::int64_t>(bytes)}, DType::u8, "long_convolution: kept");
-}
-
 // For one pair of dtypes. kept: with a forward in front that keeps what backward reads, as in training.
 inline testing::OperatorCase backward_case(const Form& form, testing::DTypePair dtypes, bool kept = false) {
   testing::OperatorCase result;
@@ -94,7 +87,7 @@ inline testing::OperatorCase backward_case(const Form& form, testing::DTypePair 
   result.run = [kept](Context& context, const NamedTensors& t) {
     const ArenaScope scope(context.scratch());
     Inputs inputs = inputs_in(t);
-    const TensorView own = kept ? kept_of(context, inputs) : TensorView();
+    const TensorView own = kept ? testing::kept_in_scratch(context, kept_bytes(context, inputs)) : TensorView();
     if (kept) forward(context, inputs, {t["y"], own});
     if (own) {  // in place of whose values backward has these
       for (TensorView* each : {&inputs.x, &inputs.filter}) {

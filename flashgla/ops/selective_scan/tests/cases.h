@@ -57,13 +57,6 @@ inline Inputs inputs_in(const NamedTensors& t) {
   return {t["x"], t["raw"], t["z"], t["b"], t["c"], t["dt_bias"], t["a_log"], t["skip"], t["h0"], t["cu_seqlens"]};
 }
 
-// What the operator keeps, in scratch; absent where that is nothing.
-inline TensorView kept_of(Context& context, const Inputs& inputs) {
-  const std::size_t bytes = kept_bytes(context, inputs);
-  return bytes == 0 ? TensorView()
-                    : context.scratch().tensor({static_cast<std::int64_t>(bytes)}, DType::u8, "selective_scan: kept");
-}
-
 inline std::string name_of_form(const char* what, const Form& form) {
   return std::string(what) + " " + to_string(form.wide()) + " K" + std::to_string(form.states) +
          (form.ends.empty() ? "" : " packed");
@@ -98,7 +91,7 @@ inline testing::OperatorCase backward_case(const Form& form) {
   result.run = [kept = form.kept](Context& context, const NamedTensors& t) {
     const ArenaScope scope(context.scratch());
     const Inputs inputs = inputs_in(t);
-    const TensorView states = kept ? kept_of(context, inputs) : TensorView();
+    const TensorView states = kept ? testing::kept_in_scratch(context, kept_bytes(context, inputs)) : TensorView();
     if (kept) forward(context, inputs, {t["y"], {}, states});
     backward(context, inputs, states, t["dy"],
              {t["dx"], t["draw"], t["dz"], t["db"], t["dc"], t["da_log"], t["dskip"]});
