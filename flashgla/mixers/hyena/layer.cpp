@@ -157,11 +157,11 @@ class Hyena : public Mixer {
   struct Saved {
     TensorView projected;         // [B,T,3D]
     TensorView convolved;         // [B,T,3D]: recomputed in class activations, as c and y
-    TensorView c;                 // [B,T,D]
+    TensorView c;                 // [B,T,D]: in scratch where there is `kept`
     TensorView s;                 // [B,T,D]
-    TensorView kept;              // the long convolution's own, in place of c and the filter; absent: of these again
+    TensorView kept;              // the long convolution's own of c and the filter; absent: it makes that again
     TensorView y;                 // [B,T,D]
-    TensorView filter;            // [l_max,D]
+    TensorView filter;            // [l_max,D]: as c
     TensorView of_sines[kSines];  // [l_max,filter_order]
     LayerState before;
   } saved_;
@@ -233,7 +233,7 @@ void Hyena::forward(nn::Pass& pass, const TensorView& x, const nn::Output& y, co
   saved_.projected = sized(pass.keep(), input_.out(), "hyena: projections");
   input_.forward(context, x, saved_.projected);
   saved_.convolved = sized(pass.keep_or_recompute(), 3 * hidden_, "hyena: convolutions");
-  // Of what the long convolution keeps in its own way its backward reads no other copy.
+  // How much the long convolution keeps follows from shapes. Its backward reads no values of c and the filter then.
   const Shape filter({config_.l_max, hidden_});
   saved_.c = TensorView(nullptr, x.dtype, Shape({x.size(0), x.size(1), hidden_}), x.device);
   saved_.filter = TensorView(nullptr, wide, filter, x.device);

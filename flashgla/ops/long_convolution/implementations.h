@@ -1,6 +1,7 @@
 // The table behind the operator. Arguments are validated already.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "flashgla/ops/cu_seqlens.h"
@@ -28,13 +29,13 @@ std::span<const Implementation> implementations();
 
 extern const Implementation kCuda, kSimd, kReference;
 
+// Of implementations whose backward needs nothing but its inputs.
+inline std::size_t keeps_nothing(const Architecture& /*architecture*/, const Inputs& /*in*/) { return 0; }
+
 // A sequence of a call, and the tokens before it.
 struct Sequence : ops::Sequence {
   std::int64_t past;
 };
-// Of implementations whose backward needs nothing but its inputs.
-inline std::size_t keeps_nothing(const Architecture& /*architecture*/, const Inputs& /*in*/) { return 0; }
-
 inline std::int64_t sequences_of(const Inputs& in) { return ops::sequences_of(in.x, in.cu_seqlens); }
 inline Sequence sequence_at(const Inputs& in, std::int64_t n) {
   return {ops::sequence_at(in.x, in.cu_seqlens, n), in.positions ? in.positions.as<std::int32_t>()[n] : 0};

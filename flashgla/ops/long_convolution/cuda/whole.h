@@ -18,6 +18,7 @@ struct WholeViews {
   TensorView kept;  // u8 [kept_of_whole], where forward puts what backward reads then; absent: backward makes it again
 };
 
+// Bytes of WholeViews::kept, of `lines` sequences of at most `longest` tokens.
 std::size_t kept_of_whole(std::int64_t lines, std::int64_t channels, std::int64_t longest);
 
 // y, or where there is dy gradients, of sequences of at most `longest` tokens with those before the call. Sequences

@@ -88,25 +88,6 @@ struct Plus {
   __device__ __forceinline__ void operator()(Words& a, const Words& b) const { a = sum(a, b); }
 };
 
-// To the second cache, by one thread: scales of units of kPoints tokens, but of 4,096, where blocks that wait for them
-// have three beside them; and these and the units.
-template <int kPoints>
-__device__ __forceinline__ void expect_scales(const Units& units, std::int64_t number) {
-  if constexpr (kPoints <= 4096) return;
-  constexpr int kScales = kPoints / kUnitTokens, kLine = 128 / sizeof(float);
-#pragma unroll
-  for (int i = 0; i < kScales; i += kLine) ptx::prefetch_l2(units.scales + number * kScales + i);
-}
-template <int kPoints>
-__device__ __forceinline__ void expect(const Units& units, std::int64_t number) {
-  if (threadIdx.x == 0) {
-    expect_scales<kPoints>(units, number);
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(units.data + number * (kPoints / 8)),
-                 "n"(2 * kPoints)
-                 : "memory");
-  }
-}
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // What a warp of a block does: of each four quads one (p), of each kWarps tiles one.

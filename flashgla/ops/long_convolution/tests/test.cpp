@@ -60,9 +60,10 @@ TEST(LongConvolution, NumbersBeyondTheRangeOfF16) {
   for (const double size : {1e-9, 1e12}) {
     for (const Form& form : {Form{2, 600, 24}, Form{2, 608, 32}, Form{1, 2500, 5}, Form{1, 2100, 32}, Form{2, 2100, 16},
                              Form{3, 2528, 16}}) {
-      for (testing::OperatorCase each :
-           {forward_case(form), backward_case(form, {DType::f32, DType::f32}),
-            backward_case(form, {DType::bf16, DType::bf16}), backward_case(form, {DType::bf16, DType::bf16}, true)}) {
+      std::vector<testing::OperatorCase> cases = {forward_case(form), backward_case(form, {DType::f32, DType::f32}),
+                                                  backward_case(form, {DType::bf16, DType::bf16})};
+      if (cuda_device_count() > 0) cases.push_back(backward_case(form, {DType::bf16, DType::bf16}, true));
+      for (testing::OperatorCase& each : cases) {
         for (testing::Argument& argument : each.arguments) {
           if (argument.name == "x" || argument.name == "dy") argument.deviation *= size;
           if (argument.name == "filter") argument.deviation *= 1e-7;
@@ -114,7 +115,7 @@ TEST(LongConvolution, RefusesBadArgumentsByName) {
             "long_convolution: skip has shape [3,8]; expected [8] (as x's channels)");
   EXPECT_EQ(error({x, filter, skip, y, {}, {}}).substr(0, 32), "long_convolution: positions is a");
   const auto kept = [&] { forward(context, {x, filter, skip, {}, {}, {}}, {y, Tensor::zeros({3}, DType::u8)}); };
-  EXPECT_EQ(testing::error_of(kept).substr(0, 38), "long_convolution: kept has shape [3]; ");
+  EXPECT_EQ(testing::error_of(kept), "long_convolution: kept has shape [3]; expected [0] (as kept_bytes)");
 }
 
 }  // namespace

@@ -329,7 +329,7 @@ void simd_backward(Context& context, const Inputs& inputs, const OutputGradients
   const std::int64_t channels = inputs.weight.size(0), width = inputs.weight.size(1), count = sequences_of(inputs);
   const float* weight = transposed_weight(context, inputs);
   const TensorView dweights =
-      context.scratch().tensor({count, width + 1, channels}, DType::f32, "short_convolution: dweight of sequences");
+      context.scratch().tensor({count, width + 1, channels}, DType::f32, "short_convolution: sums of sequences");
   if (context.planning()) return;
   const auto run = HWY_DYNAMIC_DISPATCH(Backward);
   run(context, inputs, output_gradients, input_gradients, activation, weight, dweights.as<float>());

@@ -317,23 +317,24 @@ __device__ __forceinline__ void walk_backward(const Call& call, const Gradients<
   ops::cuda::wait_for_groups_before<0>();  // nothing may come after the block's end
 }
 
-template <int W, bool kBias, int N, class T>
+template <int W, int N, class T, bool kBias>
 constexpr int kBackwardShared = std::max(Ring<N, T>::kBytes,
                                          kSumsOf<W, kBias>* N* kThreads* static_cast<int>(sizeof(float)));
 
-// Writes what a block adds to W sums of each channel: those over its kDown chunks, of which each of a channel's kDown
-// threads adds up and writes a part, to `to` on. `there`: whether the channels are; `shared`: W N floats a thread.
-template <int W, int N>
-__device__ __forceinline__ void write_sums(const Call& call, const float (&dweight)[W][N], bool there, float* shared,
+// Writes what a block adds to kSums sums of each channel: those over its kDown chunks, of which each of a channel's
+// kDown threads adds up and writes a part, to `to` on. `there`: whether the channels are; `shared`: kSums N floats a
+// thread.
+template <int kSums, int N>
+__device__ __forceinline__ void write_sums(const Call& call, const float (&sums)[kSums][N], bool there, float* shared,
                                            float* to) {
 #pragma unroll
-  for (int j = 0; j < W; ++j) {
+  for (int j = 0; j < kSums; ++j) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) shared[(i * W + j) * kThreads + threadIdx.x] = dweight[j][i];
+    for (int i = 0; i < N; ++i) shared[(i * kSums + j) * kThreads + threadIdx.x] = sums[j][i];
   }
   __syncthreads();
   if (!there) return;
-  constexpr int kEach = (N * W + kDown - 1) / kDown;
+  constexpr int kEach = (N * kSums + kDown - 1) / kDown;
   const float factor = call.silu ? -kLog2OfE : 1.0f;
   const int across = threadIdx.x % kAcross, first = static_cast<int>(threadIdx.x / kAcross) * kEach;
   float totals[kEach];
@@ -342,16 +343,16 @@ __device__ __forceinline__ void write_sums(const Call& call, const float (&dweig
     float total = 0.0f;
 #pragma unroll
     for (int down = 0; down < kDown; ++down) {
-      if (first + k < N * W) total += shared[(first + k) * kThreads + down * kAcross + across];
+      if (first + k < N * kSums) total += shared[(first + k) * kThreads + down * kAcross + across];
     }
     totals[k] = factor * total;
   }
-  if constexpr (N * W % kDown == 0 && (kEach & (kEach - 1)) == 0) {
+  if constexpr (N * kSums % kDown == 0 && (kEach & (kEach - 1)) == 0) {
     Vector<float, kEach>::of(totals).store(to + first);
   } else {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      if (first + k < N * W) to[first + k] = totals[k];
+      if (first + k < N * kSums) to[first + k] = totals[k];
     }
   }
 }

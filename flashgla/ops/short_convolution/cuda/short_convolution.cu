@@ -123,7 +123,7 @@ void backward_of(Context& context, const Inputs& inputs, const OutputGradients& 
                             call.silu ? cuda::backward_kernel<width.value, N, T, true, kBias>
                                       : cuda::backward_kernel<width.value, N, T, false, kBias>,
                             blocks + (to.d_initial_state ? call.state_blocks(kThreads) : 0), kThreads,
-                            cuda::kBackwardShared<width.value, kBias, N, T>, call, division_by(call.slices(N)),
+                            cuda::kBackwardShared<width.value, N, T, kBias>, call, division_by(call.slices(N)),
                             division_by(call.pieces_of_line(cuda::kChunk)), blocks, gradients, partial);
   });
 }
@@ -175,7 +175,7 @@ void cuda_backward(Context& context, const Inputs& inputs, const OutputGradients
   const std::int64_t groups = (chunks + cuda::kDown - 1) / cuda::kDown;
   const std::int64_t sums = inputs.weight.numel() + (inputs.bias ? inputs.bias.numel() : 0);
   const auto partial = ops::cuda::take_partial_sums(context, groups, sums, std::max<std::int64_t>(groups, 1), 1,
-                                                    "short_convolution: dweight of chunks");
+                                                    "short_convolution: sums of chunks");
   if (context.planning()) return;
   (inputs.x.dtype == DType::f32 ? backward_of<float> : backward_of<bf16>)(context, inputs, from, to, activation,
                                                                           partial);
