@@ -148,7 +148,11 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     view.load(0, q_next, p.q, rows_here(), K);
     view.load(2 * kTileBytes, k_next, p.k, rows_here(), K);
     if constexpr (key) {
-      view.load_gates(g_next, left, std::false_type());
+      if (View::may_stage_gates && !asks_early) {
+        view.stage_gates(g_next, left);
+      } else {
+        view.load_gates(g_next, left, std::false_type());
+      }
       ptx::copy_async_commit();
     }
     view.load(View::v_slots, v_next, p.v, rows_here(), V - v0);
@@ -174,19 +178,20 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
     bool begun = part == Part::rest;  // the chunk, in the loop before
     // Of pairs with key gates the next chunk's rows are asked for together, when this one's products are done.
     const bool asks_last = kPairs && key && part != Part::rest && !asks_early;
+    const bool stages_gates = View::may_stage_gates && asks_last;  // so k has one slot alone
     int c = done;
 #pragma unroll 1
     for (; left > 0; ++c, left -= kChunk) {
       const int thread = fresh_thread();
       const std::uint32_t parity = (c & 1) * kTileBytes, other = kTileBytes - parity;
       const std::uint32_t v_slot = View::v_slots + (key ? 0 : parity);
-      const std::uint32_t q = base + parity, k = q + 2 * kTileBytes, v = base + v_slot;
+      const std::uint32_t q = base + parity, k = q + 2 * kTileBytes - (stages_gates ? parity : 0), v = base + v_slot;
       // Of pairs o of the chunk before leaves only now, by those who refill its slot.
       const auto load_next = [&] {
         if (kPairs && c > 0) view.store_o(o_next, other, kChunk, thread_shuffled<Core>(thread));
         if (left > kChunk) {
           view.load(other, q_next, p.q, rows_next(), K);
-          view.load(2 * kTileBytes + other, k_next, p.k, rows_next(), K);
+          view.load(2 * kTileBytes + (stages_gates ? 0 : other), k_next, p.k, rows_next(), K);
           if constexpr (!key) view.load(View::v_slots + other, v_next, p.v, rows_next(), V - v0);
         }
         ptx::copy_async_commit();
@@ -208,7 +213,10 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
         if (asks_last) load_next();
         if constexpr (key) {
           if (asks_last) {
-            if (left > kChunk) view.load_gates(g_next, left - kChunk, std::false_type());
+            if (left > kChunk) {
+              stages_gates ? view.stage_gates(g_next, left - kChunk)
+                           : view.load_gates(g_next, left - kChunk, std::false_type());
+            }
             ptx::copy_async_commit();
           }
           if (left > kChunk) view.load(v_slot, v_next, p.v, rows_next(), V - v0);
@@ -228,6 +236,7 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
       Local<std::uint32_t, 16> steep_scores;
       if constexpr (key) {
         if (!begun) {
+          if (stages_gates) round_staged_gates(g_tile, base + View::staged_slot, fresh_thread());
           if (!in_f32 && p.logit_scale != 0.0f) view.turn_logits_here(rows_here());
           Core::publish();
           view.sync_moved();  // g, q and k are there
@@ -275,7 +284,8 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
                               gate_by_channel<Core>(q, k, g_tile, decay, thread));
         }
         if constexpr (part == Part::one_anchor) {
-          if (!one_anchor) break;
+          // Where k has one slot both groups of a pair go on elsewhere together, for either moves rows of both.
+          if (stages_gates ? beyond : !one_anchor) break;
         }
         const auto reload = [&] { view.load_again(q, k, q_next, k_next, left); };
         if constexpr (kAsynchronous && part != Part::one_anchor) {

@@ -149,6 +149,15 @@ struct FusedView {
       load(g_slot, next, p.g, min(tokens, kChunk), K);
     }
   }
+  // Gates in f32 of pairs may come as they are instead, half of a tile to k's second slot, and be rounded there.
+  static constexpr bool may_stage_gates = kPairs && in_f32;
+  static constexpr std::uint32_t staged_slot = 3 * kTileBytes;
+  __device__ __forceinline__ void stage_gates(Place& next, int tokens) const {
+    Rows from = rows_at(next, p.g, min(tokens, kChunk), K);
+    from.stride *= 2;
+    stage_f32_gates(base + g_slot, base + staged_slot, from, fresh_thread());
+    next += 2 * step_of(p.g);
+  }
   // Of logits, those that this thread has loaded become gates.
   __device__ __forceinline__ void turn_logits_here(int rows) const {
     const int mover = fresh_thread(), inside = rows - moved_row(mover);

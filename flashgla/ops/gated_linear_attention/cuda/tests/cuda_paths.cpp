@@ -36,6 +36,10 @@ std::vector<Case> path_cases() {
       crowded.batch = 100;
       crowded.length = 150;
       add("narrow_crowded_" + name, crowded);
+      if (kind == GateKind::key) {
+        crowded.gate_dtype = DType::f32;
+        add("narrow_crowded_f32_gates_" + name, crowded);
+      }
       if (kind != GateKind::key) {  // several segments of states to be found, and heads that are no pairs
         Case several = narrow;
         several.batch = 45;

@@ -167,8 +167,9 @@ one_pass of pairs; key_gates; images
 one_pass of pairs; key_gates, states found; images
 one_pass of two; key_gates; images
 one_pass of two; key_gates, states found; images
-  narrow_crowded_key_extreme narrow_crowded_key_trained narrow_f32_gates_key_extreme narrow_f32_gates_key_trained
-  narrow_key_extreme narrow_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
+  narrow_crowded_f32_gates_key_extreme narrow_crowded_f32_gates_key_trained narrow_crowded_key_extreme
+  narrow_crowded_key_trained narrow_f32_gates_key_extreme narrow_f32_gates_key_trained narrow_key_extreme
+  narrow_key_trained narrow_two_chunks_key_extreme narrow_two_chunks_key_trained
   rungs_brief_fast_channels rungs_brief_fast_channels_f32_gates rungs_brief_mixed rungs_brief_mixed_f32_gates
   rungs_brief_resets rungs_brief_resets_f32_gates rungs_brief_steps rungs_brief_steps_f32_gates rungs_brief_x1
   rungs_brief_x16 rungs_brief_x16_f32_gates rungs_brief_x1_f32_gates rungs_brief_x2 rungs_brief_x2_f32_gates

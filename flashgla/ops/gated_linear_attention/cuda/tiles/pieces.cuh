@@ -136,6 +136,30 @@ __device__ __forceinline__ void load_f32_tile(std::uint32_t low, std::uint32_t h
     from += r.stride;
   }
 }
+// Starts the copy of a tile of them to two tiles' places, channels 32 and on to the second; neighbours copy what lies
+// side by side, 256 bytes of a row.
+__device__ __forceinline__ void stage_f32_gates(std::uint32_t low, std::uint32_t high, const Rows& r, int thread) {
+  const int row = thread / 16, piece = thread % 16, left = piece * 4 < r.channels ? r.rows - row : 0;
+  const char* from = r.data + row * r.stride + piece * 16;
+  const std::uint32_t to = (piece < 8 ? low : high) + tile_piece(row, piece % 8);
+#pragma unroll
+  for (int i = 0; i < kTile / 8; ++i) {
+    ptx::copy_async_16(to + 8 * 128 * i, 8 * i < left ? from + 8 * i * r.stride : r.data, 8 * i < left ? 16 : 0);
+  }
+}
+// What this thread has staged, rounded to bf16, in the first of the two places. A row is one warp's.
+__device__ __forceinline__ void round_staged_gates(std::uint32_t low, std::uint32_t high, int thread) {
+  const int row = thread / 16, piece = thread % 16;
+  const std::uint32_t from = (piece < 8 ? low : high) + tile_piece(row, piece % 8),
+                      to = low + tile_piece(row, piece / 2) + piece % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < kTile / 8; ++i) {
+    const uint4 x = load_shared_16(from + 8 * 128 * i);
+    __syncwarp();
+    store_shared_uint2(to + 8 * 128 * i, make_uint2(ptx::pack_bf16(__uint_as_float(x.x), __uint_as_float(x.y)),
+                                                    ptx::pack_bf16(__uint_as_float(x.z), __uint_as_float(x.w))));
+  }
+}
 // What load_f32_tile has brought becomes two tiles of bf16 in the same places, the numbers rounded and what is left of
 // them, -inf as a number of which sums stay numbers. Each warp its own rows; all lanes take part.
 __device__ __forceinline__ void split_f32_tile(std::uint32_t rounded, std::uint32_t rest, int thread) {
