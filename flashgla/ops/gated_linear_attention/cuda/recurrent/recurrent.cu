@@ -14,6 +14,10 @@ using flashgla::cuda::Begin;
 
 struct Token {
   std::int64_t batch, row;
+  // Where a channel of a head of it lies.
+  __device__ std::int64_t offset(const Strided& x, std::int64_t head, int channel) const {
+    return batch * x.batch + row * x.token + head * x.head + channel;
+  }
 };
 __device__ Token token_at(const Sequences& s, std::int64_t token) {
   return s.cu_seqlens ? Token{0, token} : Token{token / s.length, token % s.length};
@@ -27,7 +31,7 @@ __global__ void normalized_outputs(const __grid_constant__ Params p, const float
   const std::int64_t row = at / p.value_dim, head = row % heads;
   const Token t = token_at(p.sequences, row / heads);
   const float* sums = o_sums + row * (p.value_dim + 1);
-  store_as(p.dtype, p.o.data, t.batch * p.o.batch + t.row * p.o.token + head * p.o.head + channel,
+  store_as(p.dtype, p.o.data, t.offset(p.o, head, channel),
            sums[channel] / (sums[p.value_dim] + static_cast<float>(kNormalizerEpsilon)));
 }
 
@@ -49,25 +53,24 @@ __global__ void normalizer_gradients(const __grid_constant__ Params p, const __g
   d_sums[row * (p.value_dim + 1) + p.value_dim] = -dot;
 }
 
-// Gradient of q, k or v [tokens, heads, channels] from parts [tokens, heads * group, stride], added over the group;
-// through the feature map's slope at `input`.
-__global__ void finish_gradient(const __grid_constant__ Params p, const float* parts, int group, int heads,
-                                int channels, int stride, float scale, const __grid_constant__ Strided input,
-                                FeatureMap map, const __grid_constant__ Strided gradient, std::int64_t count) {
+// Gradient of x, which is q, k or v, from that of every query head's x as the passes read it, parts [tokens, H,
+// stride]: added over the group where x has key-value heads, through the scale and the feature map's slope.
+__global__ void finish_gradient(const __grid_constant__ Params p, const float* parts, int stride,
+                                const __grid_constant__ Operand x, const __grid_constant__ Strided gradient,
+                                std::int64_t count) {
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
-  const int channel = static_cast<int>(at % channels), head = static_cast<int>(at / channels % heads);
-  const std::int64_t token = at / channels / heads;
+  const int heads = x.of_queries ? p.heads * p.group : p.heads, group = x.of_queries ? 1 : p.group;
+  const int channel = static_cast<int>(at % x.width), head = static_cast<int>(at / x.width % heads);
+  const std::int64_t token = at / x.width / heads;
   const Token t = token_at(p.sequences, token);
   float sum = 0.0f;
   for (int h = 0; h < group; ++h) sum += parts[((token * heads + head) * group + h) * stride + channel];
-  sum *= scale;
-  if (map != FeatureMap::identity) {
-    sum *= feature_slope(
-        map, load_as(p.dtype, input.data, t.batch * input.batch + t.row * input.token + head * input.head + channel));
+  sum *= x.scale;
+  if (x.map != FeatureMap::identity) {
+    sum *= feature_slope(x.map, load_as(p.dtype, x.view.data, t.offset(x.view, head, channel)));
   }
-  store_as(p.dtype, gradient.data, t.batch * gradient.batch + t.row * gradient.token + head * gradient.head + channel,
-           sum);
+  store_as(p.dtype, gradient.data, t.offset(gradient, head, channel), sum);
 }
 
 // dh0 [N,G,K,V] and dz0 [N,G,K] from the ends [N, H, columns, K] of all heads.
@@ -158,8 +161,7 @@ __global__ void scan_gates(const __grid_constant__ Params p, const __grid_consta
       if (s.sums) {
         s.sums[((token_base + t) * p.heads + head) * s.channels + channel] = g;
       } else {
-        store_as(s.dtype, s.gradient.data,
-                 span.batch * s.gradient.batch + t * s.gradient.token + head * s.gradient.head + channel, g);
+        store_as(s.dtype, s.gradient.data, Token{span.batch, t}.offset(s.gradient, head, channel), g);
       }
     }
   }
@@ -292,8 +294,8 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   const auto stream = static_cast<cudaStream_t>(context.stream());
 
   const Operands of(p);
-  const int group = p.group, key_width = p.key_dim, value_width = p.value_dim, columns = static_cast<int>(values);
-  Operand d_o{.view = strided(d_out.d_o), .dtype = p.dtype, .width = value_width, .of_queries = true};
+  const int columns = static_cast<int>(values);
+  Operand d_o{.view = strided(d_out.d_o), .dtype = p.dtype, .width = p.value_dim, .of_queries = true};
   if (o) launch_pass<false>(p, output_pass(p, of, o), stream);
   if (problem.normalize) {
     launch_each(tokens * heads, stream, normalizer_gradients, p, d_o, o, d_sums);
@@ -313,15 +315,14 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   launch_pass<true>(p, of_keys, stream);
   if (d_in.dv || value_gates) launch_pass<true>(p, pass_of(p, of, d_o, of.q, of.k, true, at_end, dv), stream);
 
-  auto finish = [&](const TensorView& gradient, const float* parts, int of, int in_heads, int channels, int stride,
-                    float factor, const Strided& input, FeatureMap map) {
-    if (!gradient) return;
-    launch_each(tokens * in_heads * channels, stream, finish_gradient, p, parts, of, in_heads, channels, stride, factor,
-                input, map, strided(gradient));
+  const auto finish = [&](const TensorView& gradient, const float* parts, int stride, const Operand& x) {
+    if (gradient) {
+      launch_each(gradient.numel(), stream, finish_gradient, p, parts, stride, x, strided(gradient));
+    }
   };
-  finish(d_in.dq, dq, 1, p.heads * group, key_width, key_width, of.q.scale, p.q, p.feature_map);
-  finish(d_in.dk, dk, group, p.heads, key_width, key_width, 1.0f, p.k, p.feature_map);
-  finish(d_in.dv, dv, group, p.heads, value_width, columns, 1.0f, p.v, FeatureMap::identity);
+  finish(d_in.dq, dq, p.key_dim, of.q);
+  finish(d_in.dk, dk, p.key_dim, of.k);
+  finish(d_in.dv, dv, columns, of.v);
   if (d_in.dh0 || d_in.dz0) {
     launch_each(p.sequences.count * p.heads * K * values, stream, finish_state, p, dh_ends, columns,
                 static_cast<float*>(d_in.dh0.data), static_cast<float*>(d_in.dz0.data));
@@ -329,16 +330,15 @@ void recurrent_backward(Context& context, const Problem& problem, const Inputs& 
   auto scan = [&](const GateScan& s) { launch_each(checkpoints * p.heads * s.channels, stream, scan_gates, p, s); };
   if (key_gates) {
     // q comes scaled and dq without the scale: the product has it once.
-    scan({of.q, of.k, of.g, dq, dk, key_width, key_width, key_width, h_kept, dh_kept, columns, false,
+    scan({of.q, of.k, of.g, dq, dk, p.key_dim, p.key_dim, p.key_dim, h_kept, dh_kept, columns, false,
           per_head ? Strided{} : strided(d_in.dg), p.gate_dtype, gate_sums});
     if (per_head) {
-      launch_each(tokens * p.heads, stream, sum_channels, gate_sums, key_width, gate_parts);
-      const Strided dg = strided_gate(problem.gate, d_in.dg);
-      launch_gate_sums(p, gate_parts, tokens, 1, dg, stream);
+      launch_each(tokens * p.heads, stream, sum_channels, gate_sums, p.key_dim, gate_parts);
+      launch_gate_sums(p, gate_parts, tokens, 1, strided_gate(problem.gate, d_in.dg), stream);
     }
   }
   if (value_gates) {
-    scan({d_o, of.v, of.gv, o, dv, columns, columns, value_width, h_kept, dh_kept, columns, true, strided(d_in.dgv),
+    scan({d_o, of.v, of.gv, o, dv, columns, columns, p.value_dim, h_kept, dh_kept, columns, true, strided(d_in.dgv),
           p.gate_dtype, nullptr});
   }
 }
