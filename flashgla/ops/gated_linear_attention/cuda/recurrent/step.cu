@@ -16,6 +16,7 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 using namespace one_token;
+using ops::cuda::queue_kernel;
 
 constexpr const char* kName = "gated_linear_attention step";
 constexpr int kFewLanes = 4;  // of a slice where there are few
@@ -35,27 +36,24 @@ class GateRows {
 
   // Puts the decays of the thread's key channels in their places. `input` as in GateRow::log_gate.
   __device__ __forceinline__ void put_decays(const StepParams& p, int head, float input, float* decays) const {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        if (j * kWarps * 32 >= p.key_dim) break;
-        const int k = threadIdx.x + j * kWarps * 32;
-        decays[k] = exp2f(base_2_gate(rows_[j].log_gate(p, head, k, input)));
-      }
-    } else {
-#pragma unroll 1  // for want of registers
-      for (int j = 0; j < kEach && j * kWarps * 32 < p.key_dim; ++j) {
-        const int k = threadIdx.x + j * kWarps * 32;
-        GateRow<0> row;
+#pragma unroll(kHeld ? kEach : 1)  // 1 for want of registers
+    for (int j = 0; j < kEach; ++j) {
+      if (j * kWarps * 32 >= p.key_dim) break;
+      const int k = threadIdx.x + j * kWarps * 32;
+      Row row;
+      if constexpr (kHeld) {
+        row = rows_[j];
+      } else {
         row.load(p, head, k);
-        decays[k] = exp2f(base_2_gate(row.log_gate(p, head, k, input)));
       }
+      decays[k] = exp2f(base_2_gate(row.log_gate(p, head, k, input)));
     }
   }
 
  private:
+  using Row = GateRow<kHeld ? 4 : 0>;
   static constexpr int kEach = kMostKeys / (kWarps * 32);
-  GateRow<kHeld ? 4 : 0> rows_[kEach];
+  Row rows_[kEach];
 };
 
 // What one token brings to a block's cell, a (batch element, key-value head), and slice of value channels: asked for
@@ -283,9 +281,9 @@ struct Launch {
     p.units = cells * ((static_cast<unsigned>(p.value_dim) + 4 * kLanes - 1) / (4 * kLanes));
     const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
     const unsigned blocks = std::min(p.units, Flight<S, kQueries, kLanes>::blocks * multiprocessors);
-    launch(context, kName, step_kernel<S, kQueries, kLanes, true, kWhole>, blocks, kWarps * 32, 0, p, 0);
+    queue_kernel(context, kName, step_kernel<S, kQueries, kLanes, true, kWhole>, blocks, kWarps * 32, 0, p, 0);
     for (int first = kQueries; first < p.group; first += kQueries) {
-      launch(context, kName, step_kernel<S, kQueries, kLanes, false, kWhole>, blocks, kWarps * 32, 0, p, first);
+      queue_kernel(context, kName, step_kernel<S, kQueries, kLanes, false, kWhole>, blocks, kWarps * 32, 0, p, first);
     }
   }
   template <class S, int kQueries>
@@ -301,7 +299,7 @@ struct Launch {
   template <class S>
   void all(const StepParams& p) const {
     p.group == 1 ? steps<S, 1>(p) : steps<S, 4>(p);
-    if (p.normalize) launch(context, kName, step_normalizer_kernel<S>, cells, 128, 0, p);
+    if (p.normalize) queue_kernel(context, kName, step_normalizer_kernel<S>, cells, 128, 0, p);
   }
 };
 

@@ -1,9 +1,8 @@
 // What kernels of one decoding token share: their parameters, vectors of a state, and the rows of a gate's projection.
 #pragma once
 
-#include "flashgla/base/cuda/launch.cuh"
+#include "flashgla/ops/cuda/queue_kernel.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/params.h"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda::one_token {
@@ -35,16 +34,6 @@ struct StepParams {
 // Of a call; units are the launch's.
 StepParams step_params(const Problem& problem, const StepInputs& inputs, const TensorView& h, const TensorView& z,
                        const TensorView& o);
-
-// Queues a kernel; it waits itself for those before it.
-template <class... Arguments, class... Parameters>
-void launch(const Context& context, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, int shared,
-            const Arguments&... arguments) {
-  using flashgla::cuda::Begin;
-  flashgla::cuda::launch(name, kernel, grid, threads, shared, static_cast<cudaStream_t>(context.stream()),
-                         context.architecture().cuda_capability == 90 ? Begin::beside_previous : Begin::after_previous,
-                         arguments...);
-}
 
 // Four neighbouring channels of a state as they lie in memory. Loads of a row are many and early, so they stay raw
 // until they are used. No cache hints: evict-first is 5% slower.

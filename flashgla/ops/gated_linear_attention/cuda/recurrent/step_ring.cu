@@ -9,18 +9,21 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 namespace {
 
 using namespace one_token;
+using ops::cuda::queue_kernel;
 
 constexpr int kFoldRows = 8, kFoldThreads = 128;
+constexpr int fold_groups(int key_dim) { return (key_dim + kFoldRows - 1) / kFoldRows; }
 
-// Key rows [kFoldRows y, + kFoldRows) of a cell; grid: (B * G, K / kFoldRows).
+// A block has kFoldRows key rows of a cell; grid: B * G * K / kFoldRows.
 __global__ void __launch_bounds__(kFoldThreads)
     fold_kernel(RingParams ring, const float* h, float* to, int heads, int key_dim, int value_dim) {
   constexpr int kInputs = static_cast<int>(kRing);
   __shared__ float keys[kInputs][kFoldRows], decays[kFoldRows];
   flashgla::cuda::wait_for_previous();
-  const int filled = ring.positions[blockIdx.x / heads] % kInputs;
-  const int width = 2 * key_dim + value_dim, first = blockIdx.y * kFoldRows;
-  const float* inputs = ring.inputs + static_cast<std::int64_t>(blockIdx.x) * kInputs * width;
+  const int groups = fold_groups(key_dim), first = static_cast<int>(blockIdx.x) % groups * kFoldRows;
+  const std::int64_t cell = blockIdx.x / groups;
+  const int filled = ring.positions[cell / heads] % kInputs, width = 2 * key_dim + value_dim;
+  const float* inputs = ring.inputs + cell * kInputs * width;
   const int rows = min(kFoldRows, key_dim - first);
   if (static_cast<int>(threadIdx.x) < rows) {
     const int k = first + threadIdx.x;
@@ -32,7 +35,7 @@ __global__ void __launch_bounds__(kFoldThreads)
     decays[threadIdx.x] = product;
   }
   __syncthreads();
-  const std::int64_t place = (static_cast<std::int64_t>(blockIdx.x) * key_dim + first) * value_dim;
+  const std::int64_t place = (cell * key_dim + first) * value_dim;
   for (int v = threadIdx.x; v < value_dim; v += kFoldThreads) {
     float sums[kFoldRows];
 #pragma unroll
@@ -68,17 +71,16 @@ void step_with_ring(Context& context, const Problem& problem, const StepInputs& 
   p.units = static_cast<unsigned>(problem.batch * problem.heads * slices);
   const auto multiprocessors = static_cast<unsigned>(context.architecture().multiprocessors);
   const auto kernel = p.key_dim > kMostKeys / 2 ? ring_step_kernel<2> : ring_step_kernel<1>;
-  launch(context, "gated_linear_attention step", kernel, dim3(std::min(p.units, kRingBlocks * multiprocessors)),
-         kWarps * 32, RingShared{p.key_dim}.all * 4, p, ring_params(ring));
+  queue_kernel(context, "gated_linear_attention step", kernel, std::min(p.units, kRingBlocks * multiprocessors),
+               kWarps * 32, RingShared{p.key_dim}.all * 4, p, ring_params(ring));
 }
 
 void fold(Context& context, const Ring& ring, const TensorView& h, const TensorView& to) {
   if (context.planning()) return;
-  const auto cells = static_cast<unsigned>(h.size(0) * h.size(1));
-  const auto groups = static_cast<unsigned>((h.size(2) + kFoldRows - 1) / kFoldRows);
-  launch(context, "gated_linear_attention fold", fold_kernel, dim3(cells, groups), kFoldThreads, 0, ring_params(ring),
-         static_cast<const float*>(h.data), static_cast<float*>(to.data), static_cast<int>(h.size(1)),
-         static_cast<int>(h.size(2)), static_cast<int>(h.size(3)));
+  const int heads = static_cast<int>(h.size(1)), key_dim = static_cast<int>(h.size(2));
+  queue_kernel(context, "gated_linear_attention fold", fold_kernel, h.size(0) * heads * fold_groups(key_dim),
+               kFoldThreads, 0, ring_params(ring), static_cast<const float*>(h.data), static_cast<float*>(to.data),
+               heads, key_dim, static_cast<int>(h.size(3)));
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

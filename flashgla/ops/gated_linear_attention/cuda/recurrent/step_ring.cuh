@@ -10,7 +10,6 @@
 // A block walks over neighbouring slices of 128 value channels, so that it works out scores once for most of a head's.
 #pragma once
 
-#include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/recurrent/step.cuh"
 #include "flashgla/ops/gated_linear_attention/ring.h"
 
