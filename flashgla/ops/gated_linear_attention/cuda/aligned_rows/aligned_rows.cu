@@ -84,114 +84,96 @@ __global__ void __launch_bounds__(kThreads) copy_rows_kernel(const __grid_consta
 
 // ---- host ----
 
-// The copies of one call.
+// The copies of one call, before its kernels, or (kBack) behind them what these have written.
+template <bool kBack>
 class Copies {
  public:
   Copies(Context& context, const Problem& problem) : context_(context), aligned_(with_aligned_rows(problem)) {}
 
-  // The tensor itself where it is aligned and as wide, else room for a copy, which copy_in fills.
-  TensorView keys(const TensorView& view) { return rows(in_, view, aligned_.key_dim); }
-  TensorView values(const TensorView& view) { return rows(in_, view, aligned_.value_dim); }
-  TensorView state(const TensorView& view) { return state(in_, view); }
-  // The same of what is written: copy_out brings it back.
-  TensorView written_keys(const TensorView& view) { return rows(out_, view, aligned_.key_dim); }
-  TensorView written_values(const TensorView& view) { return rows(out_, view, aligned_.value_dim); }
-  TensorView written_state(const TensorView& view) { return state(out_, view); }
+  // The tensor itself where it is aligned and as wide, else room for a copy.
+  TensorView keys(const TensorView& view) { return rows(view, aligned_.key_dim); }
+  TensorView values(const TensorView& view) { return rows(view, aligned_.value_dim); }
+  TensorView state(const TensorView& view) {  // [N, G, K, V]
+    const std::int64_t K = aligned_.key_dim, V = aligned_.value_dim;
+    if (!view || (view.size(2) == K && view.size(3) == V)) return view;
+    return copy_of(view, {view.size(0), view.size(1), K, V}, 2, 1);
+  }
 
-  void copy_in() const { launch<false>(in_); }
-  void copy_out() const { launch<true>(out_); }
+  void launch() const {
+    if (context_.planning() || most_pieces_ == 0) return;
+    const auto blocks = static_cast<unsigned>((most_pieces_ + kThreads - 1) / kThreads);
+    const auto kernel = most_pieces_ < std::int64_t{1} << 31 ? copy_rows_kernel<std::uint32_t, kBack>
+                                                             : copy_rows_kernel<std::uint64_t, kBack>;
+    flashgla::cuda::launch("gated_linear_attention copies of rows", kernel, dim3(blocks, static_cast<unsigned>(count_)),
+                           kThreads, 0, static_cast<cudaStream_t>(context_.stream()),
+                           flashgla::cuda::Begin::after_previous, copies_);
+  }
 
  private:
-  struct List {
-    RowCopies copies{};
-    int count = 0;
-    std::int64_t most_pieces = 0;
-  };
-
-  // aligned: [B, T or keys, heads, channels], contiguous. token, head: which of the dimensions of both tensors these
-  // are.
-  void add(List& list, const TensorView& theirs, const TensorView& aligned, int token, int head) {
+  TensorView rows(const TensorView& view, std::int64_t width) {
+    if (!view || (is_aligned(view) && view.size(3) == width)) return view;
+    return copy_of(view, {view.size(0), view.size(1), view.size(2), width}, 1, 2);
+  }
+  // token, head: which of the dimensions are tokens (of a state its keys) and heads.
+  TensorView copy_of(const TensorView& theirs, const Shape& shape, int token, int head) {
+    const TensorView aligned = context_.scratch().tensor(shape, theirs.dtype, "gla: aligned rows");
     const auto bytes = static_cast<std::int64_t>(size_of(theirs.dtype));
-    const auto rows = [&](const TensorView& x) {
+    const auto in_bytes = [&](const TensorView& x) {
       return RowsInBytes{static_cast<char*>(x.data), x.stride[0] * bytes, x.stride[token] * bytes,
                          x.stride[head] * bytes};
     };
-    RowCopy copy{.theirs = rows(theirs),
-                 .aligned = rows(aligned),
-                 .pieces = static_cast<std::int64_t>(aligned.bytes()) / kPieceBytes,
-                 .tokens = aligned.size(token),
-                 .their_tokens = theirs.size(token),
-                 .heads = static_cast<int>(theirs.size(head)),
-                 .pieces_a_row = static_cast<int>(aligned.size(3) * bytes / kPieceBytes),
-                 .their_width = static_cast<int>(theirs.size(3) * bytes),
-                 .word = static_cast<int>(kPieceBytes)};
+    RowCopy& copy = copies_.of[count_++];
+    copy = {.theirs = in_bytes(theirs),
+            .aligned = in_bytes(aligned),
+            .pieces = static_cast<std::int64_t>(aligned.bytes()) / kPieceBytes,
+            .tokens = aligned.size(token),
+            .their_tokens = theirs.size(token),
+            .heads = static_cast<int>(theirs.size(head)),
+            .pieces_a_row = static_cast<int>(aligned.size(3) * bytes / kPieceBytes),
+            .their_width = static_cast<int>(theirs.size(3) * bytes),
+            .word = static_cast<int>(kPieceBytes)};
     const RowsInBytes& r = copy.theirs;
     const auto all = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(r.data)) | r.batch | r.token | r.head |
                      copy.their_width;
     while (all % copy.word != 0) copy.word /= 2;
-    list.copies.of[list.count++] = copy;
-    list.most_pieces = std::max(list.most_pieces, copy.pieces);
-  }
-
-  TensorView rows(List& list, const TensorView& view, std::int64_t width) {
-    if (!view || (is_aligned(view) && view.size(3) == width)) return view;
-    const TensorView copy =
-        context_.scratch().tensor({view.size(0), view.size(1), view.size(2), width}, view.dtype, "gla: aligned rows");
-    add(list, view, copy, 1, 2);
-    return copy;
-  }
-  // [N, G, K, V].
-  TensorView state(List& list, const TensorView& view) {
-    const std::int64_t K = aligned_.key_dim, V = aligned_.value_dim;
-    if (!view || (view.size(2) == K && view.size(3) == V)) return view;
-    const TensorView copy =
-        context_.scratch().tensor({view.size(0), view.size(1), K, V}, view.dtype, "gla: aligned states");
-    add(list, view, copy, 2, 1);
-    return copy;
-  }
-
-  template <bool kBack>
-  void launch(const List& list) const {
-    if (context_.planning() || list.most_pieces == 0) return;
-    const auto blocks = static_cast<unsigned>((list.most_pieces + kThreads - 1) / kThreads);
-    const auto kernel = list.most_pieces < std::int64_t{1} << 31 ? copy_rows_kernel<std::uint32_t, kBack>
-                                                                 : copy_rows_kernel<std::uint64_t, kBack>;
-    flashgla::cuda::launch(
-        "gated_linear_attention copies of rows", kernel, dim3(blocks, static_cast<unsigned>(list.count)), kThreads, 0,
-        static_cast<cudaStream_t>(context_.stream()), flashgla::cuda::Begin::after_previous, list.copies);
+    most_pieces_ = std::max(most_pieces_, copy.pieces);
+    return aligned;
   }
 
   Context& context_;
   Problem aligned_;
-  List in_, out_;
+  RowCopies copies_{};
+  int count_ = 0;
+  std::int64_t most_pieces_ = 0;
 };
 
 }  // namespace
 
 void run_with_aligned_rows(Context& context, const Problem& problem, const Tensors& tensors, const RestOfCall& rest) {
   const ArenaScope scope(context.scratch());
-  Copies copies(context, problem);
+  Copies<false> before(context, problem);
+  Copies<true> behind(context, problem);
   Tensors to = tensors;
   const auto& [in, out, d_out, d_in] = tensors;
-  to.in.q = copies.keys(in.q);
-  to.in.k = copies.keys(in.k);
-  to.in.v = copies.values(in.v);
-  if (has_gate_rows(problem)) to.in.g = copies.keys(in.g);
-  to.in.gv = copies.values(in.gv);
-  to.in.h0 = copies.state(in.h0);
-  to.out.o = copies.written_values(out.o);
-  to.out.ht = copies.written_state(out.ht);
-  to.d_out.d_o = copies.values(d_out.d_o);
-  to.d_out.d_ht = copies.state(d_out.d_ht);
-  to.d_in.dq = copies.written_keys(d_in.dq);
-  to.d_in.dk = copies.written_keys(d_in.dk);
-  to.d_in.dv = copies.written_values(d_in.dv);
-  if (has_gate_rows(problem)) to.d_in.dg = copies.written_keys(d_in.dg);
-  to.d_in.dgv = copies.written_values(d_in.dgv);
-  to.d_in.dh0 = copies.written_state(d_in.dh0);
-  copies.copy_in();
+  to.in.q = before.keys(in.q);
+  to.in.k = before.keys(in.k);
+  to.in.v = before.values(in.v);
+  if (has_gate_rows(problem)) to.in.g = before.keys(in.g);
+  to.in.gv = before.values(in.gv);
+  to.in.h0 = before.state(in.h0);
+  to.out.o = behind.values(out.o);
+  to.out.ht = behind.state(out.ht);
+  to.d_out.d_o = before.values(d_out.d_o);
+  to.d_out.d_ht = before.state(d_out.d_ht);
+  to.d_in.dq = behind.keys(d_in.dq);
+  to.d_in.dk = behind.keys(d_in.dk);
+  to.d_in.dv = behind.values(d_in.dv);
+  if (has_gate_rows(problem)) to.d_in.dg = behind.keys(d_in.dg);
+  to.d_in.dgv = behind.values(d_in.dgv);
+  to.d_in.dh0 = behind.state(d_in.dh0);
+  before.launch();
   rest(to);
-  copies.copy_out();
+  behind.launch();
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
