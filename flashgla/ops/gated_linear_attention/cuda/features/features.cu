@@ -20,14 +20,16 @@ using flashgla::cuda::launch;
 Tokens tokens(const TensorView& view) {
   return view ? Tokens{strided(view), static_cast<int>(view.size(3))} : Tokens{};
 }
-// Whether every two neighbouring channels (2i, 2i + 1) of all of them lie in one aligned piece.
-bool in_pairs(std::initializer_list<TensorView> views) {
-  return std::all_of(views.begin(), views.end(), [](const TensorView& view) {
+// Calls f(whether every two neighbouring channels (2i, 2i + 1) of all of them lie in one aligned piece, as a constant).
+template <class F>
+void with_pairs(std::initializer_list<TensorView> views, F f) {
+  const bool in_pairs = std::all_of(views.begin(), views.end(), [](const TensorView& view) {
     if (!view) return true;
     bool ok = view.size(3) % 2 == 0 && reinterpret_cast<std::uintptr_t>(view.data) % (2 * size_of(view.dtype)) == 0;
     for (int i = 0; i < 3; ++i) ok = ok && view.stride[i] % 2 == 0;
     return ok;
   });
+  in_pairs ? f(std::true_type{}) : f(std::false_type{});
 }
 Map map_of(FeatureMap map) {
   switch (map) {
@@ -47,7 +49,6 @@ struct Call {
   Params p;  // sequences
   Inputs plain;
   Normaliser normaliser{};
-  float* z_sums = nullptr;
   bool kept;  // phi(k), z and 1 / d are where the forward leaves them for the backward
 
   Call(Context& c, const Problem& of, const Inputs& inputs, const Outputs& outputs)
@@ -65,7 +66,7 @@ struct Call {
       const KeptFeatures parts = kept_features(problem);
       char* const place =
           static_cast<char*>(outputs.states.data) + (outputs.states.bytes() - parts.bytes() - states_tag_bytes());
-      normaliser.z_starts = z_sums = reinterpret_cast<float*>(place);
+      normaliser.z_starts = reinterpret_cast<float*>(place);
       normaliser.inverses = reinterpret_cast<float*>(place + parts.z);
       if (mapped) {
         plain.k = TensorView(place + parts.z + parts.inverses, problem.dtype, inputs.k.shape, inputs.k.device);
@@ -73,7 +74,7 @@ struct Call {
       return;
     }
     if (mapped) plain.k = scratch.tensor(inputs.k.shape, problem.dtype, "gla: features of k");
-    if (problem.normalize) normaliser.z_starts = z_sums = floats(problem.heads * problem.key_dim);
+    if (problem.normalize) normaliser.z_starts = floats(problem.heads * problem.key_dim);
   }
   // Of every chunk.
   float* floats(std::int64_t each) {
@@ -86,16 +87,15 @@ struct Call {
   Parts parts(std::int64_t heads, int most) const {
     return Parts::of(blocks(heads), context.architecture().multiprocessors, most);
   }
-  // f(an element of the call's dtype, whether the tensors are in pairs as a constant). kNormalized: never f16.
+  // f(an element of the call's dtype, as with_pairs). kNormalized: never f16.
   template <bool kNormalized, class F>
   void with_element(std::initializer_list<TensorView> views, F f) const {
-    const auto go = [&](auto pairs) {
+    with_pairs(views, [&](auto pairs) {
       if constexpr (!kNormalized) {
         if (problem.dtype == DType::f16) return f(__half{}, pairs);
       }
       problem.dtype == DType::bf16 ? f(__nv_bfloat16{}, pairs) : f(float{}, pairs);
-    };
-    in_pairs(views) ? go(std::true_type{}) : go(std::false_type{});
+    });
   }
   // The kernels of a call after its first.
   Begin next() const {
@@ -121,14 +121,14 @@ struct Call {
   void prepare(const Inputs& inputs, const TensorView& zt, const TensorView& o, const TensorView& d_o) const {
     const bool mapped = problem.feature_map != FeatureMap::identity;
     const TensorView features = mapped ? plain.k : TensorView();
-    const Mapped k{tokens(inputs.k), tokens(features), p.heads, z_sums};
+    const Mapped k{tokens(inputs.k), tokens(features), p.heads, normaliser.z_starts};
     if (!problem.normalize) {
       const Mapped q{tokens(inputs.q), tokens(plain.q), p.heads * p.group, nullptr};
       return map({{k, q}}, 2, {inputs.q, inputs.k, plain.q, features});
     }
     if (!kept || !d_o) {
       map({{k}}, 1, {inputs.k, features});
-      scan<false>(z_sums, 1, inputs.z0, zt);
+      scan<false>(normaliser.z_starts, 1, inputs.z0, zt);
     }
     const Parts of_tiles = parts(problem.query_heads, kWarps / tiles());
     with_element<true>({inputs.q, plain.k, plain.q, o, d_o}, [&](auto element, auto pairs) {
@@ -159,16 +159,14 @@ void convert(const Context& context, const TensorView& from, const TensorView& t
   s.most_chunks = s.count * s.chunks_each();
   const auto heads = static_cast<int>(from.size(2));
   const std::int64_t blocks = s.most_chunks * heads * ((from.size(3) + kWidth - 1) / kWidth);
-  const auto go = [&](auto* kernel) {
-    launch("gated_linear_attention conversion", kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0,
-           static_cast<cudaStream_t>(context.stream()), Begin::after_previous, s,
-           MappedPair{{{tokens(from), tokens(to), heads, nullptr}}}, map_of(FeatureMap::identity));
-  };
-  const auto either = [&](auto pairs) {
+  with_pairs({from, to}, [&](auto pairs) {
     constexpr bool kPairs = decltype(pairs)::value;
-    to.dtype == DType::f32 ? go(map_kernel<__half, float, kPairs>) : go(map_kernel<float, __half, kPairs>);
-  };
-  in_pairs({from, to}) ? either(std::true_type{}) : either(std::false_type{});
+    launch("gated_linear_attention conversion",
+           to.dtype == DType::f32 ? map_kernel<__half, float, kPairs> : map_kernel<float, __half, kPairs>,
+           dim3(static_cast<unsigned>(blocks)), kThreads, 0, static_cast<cudaStream_t>(context.stream()),
+           Begin::after_previous, s, MappedPair{{{tokens(from), tokens(to), heads, nullptr}}},
+           map_of(FeatureMap::identity));
+  });
 }
 // The same shape in f32, in workspace; nothing for nothing.
 TensorView wide_like(Context& context, const TensorView& view) {

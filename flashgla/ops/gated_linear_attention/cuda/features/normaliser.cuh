@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kScanLanes* kScanLanes)
 
 // Between the normaliser's kernels. Per token and query head: [chunks, H, 64].
 struct Normaliser {
-  const float* z_starts;            // [chunks, G, K]: z before the chunk
+  float* z_starts = nullptr;        // [chunks, G, K]: z before the chunk
   float* inverses = nullptr;        // 1 / (phi(q) . z + epsilon); in the forward, where they are kept
   bool finds_inverses = false;      // in the backward: they are there
   float* d_denominators = nullptr;  // dd; 0 beyond the chunk's tokens
