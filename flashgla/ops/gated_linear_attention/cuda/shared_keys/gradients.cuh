@@ -95,12 +95,8 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
   ptx::copy_async_wait<1>();
   __syncthreads();
 
-  float dq[4 * kColumns], dk[4 * kColumns];  // of this warp's 16 tokens and half of K
-#pragma unroll
-  for (int i = 0; i < 4 * kColumns; ++i) dq[i] = dk[i] = 0.0f;
-  float scores[16], d_scores[16];  // rows keys, columns the half's queries
-#pragma unroll
-  for (int i = 0; i < 16; ++i) scores[i] = d_scores[i] = 0.0f;
+  float dq[4 * kColumns] = {}, dk[4 * kColumns] = {};  // of this warp's 16 tokens and half of K
+  float scores[16] = {}, d_scores[16] = {};            // rows keys, columns the half's queries
 #pragma unroll
   for (int k16 = 0; k16 < 4 * kTiles; ++k16) {
     std::uint32_t a[4];
@@ -121,9 +117,7 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
 #pragma unroll
     for (int begin = 0; begin < kColumns; begin += 4) {  // four columns at a time: there are no registers for more
       __syncwarp();
-      float made[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) made[i] = 0.0f;
+      float made[16] = {};
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16)
         Core::add_step<Stored::k_inner, 4>(made, x[k16], state, k16, own, first_column + begin);
@@ -184,15 +178,11 @@ __global__ void __launch_bounds__(kGradientThreads, 1)
     const float2 keys = through_state(dk, x, dh + tile_of_half * kTileBytes, k_half, upper_left, lower_left);
 
     // Scores' gradients, transposed as the scores are; weights[] become the decayed scores of dv's product.
-    float column_sums[8];  // over the row group's keys, of queries 8 j + 2 (lane % 4) and the next
+    float column_sums[8] = {};  // over the row group's keys, of queries 8 j + 2 (lane % 4) and the next
     float2 row_sums = make_float2(0.0f, 0.0f);
     std::uint32_t weights[2][4];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) column_sums[j] = 0.0f;
     if (sees) {
-      float made[16];
-#pragma unroll
-      for (int j = 0; j < 16; ++j) made[j] = 0.0f;
+      float made[16] = {};
 #pragma unroll
       for (int k16 = 0; k16 < 4; ++k16) Core::add_step<Stored::k_inner, 4>(made, x[k16], d_o, k16, own, 4 * half);
 #pragma unroll

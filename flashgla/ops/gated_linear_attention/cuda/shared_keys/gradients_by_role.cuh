@@ -405,40 +405,36 @@ __device__ __forceinline__ void states_warp(const View& view, int part, int lane
 }
 
 template <class Core, int kTiles>
-__device__ __forceinline__ void gradients_by_role(const Params& p, const ChunkGradients& d, const GradientsMaps& maps,
-                                                  const float* gate_sums, int heads_each, char* memory) {
-  using Layout = GradientsByRole<kTiles>;
-  const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
-  if (n < 0) return;
-  const Span span = span_of(p.sequences, n);
-  const ChunkPlace place(span, (chunk - span.chunk_begin) * kChunk);
-  const int begin = static_cast<int>(blockIdx.y) * heads_each;
-  const std::uint32_t base = ptx::shared_address(memory);
-  const Ring<Core, Layout::stages> ring{base + Layout::barriers};
-  const GradientsView<Core, kTiles> view{p, d, maps, gate_sums, chunk, place, begin, heads_each, memory, base, ring};
-  if (threadIdx.x == 0) view.ring.init(Layout::emptying);
-  __syncthreads();
-  const int group = own_group();
-  if (group == 0) {
-    Core::template take<Layout::query_registers>();
-    queries_group<kTiles>(view);
-  } else if (group == 1) {
-    keys_group<kTiles>(view);
-  } else {
-    Core::template give<Layout::helping_registers>();
-    const int warp = __shfl_sync(kWarp, static_cast<int>(threadIdx.x) / 32, 0) % 4;
-    const int lane = static_cast<int>(threadIdx.x) & 31;
-    warp == 0 ? gradients_producer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
-  }
-}
-
-template <class Core, int kTiles>
 __global__ void __launch_bounds__(GradientsByRole<kTiles>::threads, 1)
     gradients_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ ChunkGradients d,
                              const __grid_constant__ GradientsMaps maps, const float* gate_sums, const int heads_each) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char memory[];
-  if constexpr (Core::available) gradients_by_role<Core, kTiles>(p, d, maps, gate_sums, heads_each, memory);
+  if constexpr (Core::available) {
+    using Layout = GradientsByRole<kTiles>;
+    const std::int64_t chunk = blockIdx.x, n = sequence_of_chunk(p.sequences, chunk);
+    if (n < 0) return;
+    const Span span = span_of(p.sequences, n);
+    const ChunkPlace place(span, (chunk - span.chunk_begin) * kChunk);
+    const int begin = static_cast<int>(blockIdx.y) * heads_each;
+    const std::uint32_t base = ptx::shared_address(memory);
+    const Ring<Core, Layout::stages> ring{base + Layout::barriers};
+    const GradientsView<Core, kTiles> view{p, d, maps, gate_sums, chunk, place, begin, heads_each, memory, base, ring};
+    if (threadIdx.x == 0) view.ring.init(Layout::emptying);
+    __syncthreads();
+    const int group = own_group();
+    if (group == 0) {
+      Core::template take<Layout::query_registers>();
+      queries_group<kTiles>(view);
+    } else if (group == 1) {
+      keys_group<kTiles>(view);
+    } else {
+      Core::template give<Layout::helping_registers>();
+      const int warp = __shfl_sync(kWarp, static_cast<int>(threadIdx.x) / 32, 0) % 4;
+      const int lane = static_cast<int>(threadIdx.x) & 31;
+      warp == 0 ? gradients_producer<kTiles>(view, lane) : states_warp<kTiles>(view, warp - 1, lane);
+    }
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys

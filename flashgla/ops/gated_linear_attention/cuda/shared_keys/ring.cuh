@@ -9,7 +9,6 @@ namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
 template <class Core, int kStages>
 struct Ring {
-  static constexpr int stages = kStages, bytes = 2 * kStages * 8;
   std::uint32_t barriers;
 
   __device__ __forceinline__ std::uint32_t full(int i) const { return barriers + i % kStages * 8; }

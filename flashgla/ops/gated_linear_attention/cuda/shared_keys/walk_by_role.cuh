@@ -216,36 +216,32 @@ __device__ __forceinline__ void walk_producer(const View& view) {
 }
 
 template <class Core, int kTiles, bool kOutputs, bool kBackwards>
-__device__ __forceinline__ void walk_by_role(const Params& p, const Walk& walk, const WalkMaps& maps,
-                                             const float* gate_sums, char* memory) {
-  using Layout = WalkByRole<kTiles, kOutputs>;
-  const int n = static_cast<int>(blockIdx.y);
-  const Span span = span_of(p.sequences, n);
-  const std::uint32_t base = ptx::shared_address(memory);
-  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk),
-            head = static_cast<int>(blockIdx.x) * Layout::heads;
-  const Ring<Core, Layout::stages> ring{base + Layout::barriers};
-  using View = WalkView<Core, kTiles, kOutputs, kBackwards>;
-  const View view{p, walk, maps, gate_sums, span, chunks, n, head, memory, base, ring};
-  if (threadIdx.x == 0) view.ring.init(Layout::groups * kGroupThreads / 32);
-  __syncthreads();
-  const int group = own_group();
-  if (group < Layout::groups) {
-    if constexpr (kOutputs) Core::template take<Layout::head_registers>();
-    walking_group(view, group);
-  } else {
-    if constexpr (kOutputs) Core::template give<Layout::producer_registers>();
-    if (threadIdx.x / 32 == Layout::groups * kGroupThreads / 32) walk_producer(view);
-  }
-}
-
-template <class Core, int kTiles, bool kOutputs, bool kBackwards>
 __global__ void __launch_bounds__((WalkByRole<kTiles, kOutputs>::threads), 1)
     walk_by_role_kernel(const __grid_constant__ Params p, const __grid_constant__ Walk walk,
                         const __grid_constant__ WalkMaps maps, const float* gate_sums) {
   flashgla::cuda::wait_for_previous();
   extern __shared__ __align__(1024) char memory[];
-  if constexpr (Core::available) walk_by_role<Core, kTiles, kOutputs, kBackwards>(p, walk, maps, gate_sums, memory);
+  if constexpr (Core::available) {
+    using Layout = WalkByRole<kTiles, kOutputs>;
+    using View = WalkView<Core, kTiles, kOutputs, kBackwards>;
+    const int n = static_cast<int>(blockIdx.y);
+    const Span span = span_of(p.sequences, n);
+    const std::uint32_t base = ptx::shared_address(memory);
+    const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk),
+              head = static_cast<int>(blockIdx.x) * Layout::heads;
+    const Ring<Core, Layout::stages> ring{base + Layout::barriers};
+    const View view{p, walk, maps, gate_sums, span, chunks, n, head, memory, base, ring};
+    if (threadIdx.x == 0) view.ring.init(Layout::groups * kGroupThreads / 32);
+    __syncthreads();
+    const int group = own_group();
+    if (group < Layout::groups) {
+      if constexpr (kOutputs) Core::template take<Layout::head_registers>();
+      walking_group(view, group);
+    } else {
+      if constexpr (kOutputs) Core::template give<Layout::producer_registers>();
+      if (threadIdx.x / 32 == Layout::groups * kGroupThreads / 32) walk_producer(view);
+    }
+  }
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda::shared_keys
