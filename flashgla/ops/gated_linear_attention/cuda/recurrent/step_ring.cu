@@ -172,9 +172,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks)
     __syncthreads();
     if (fresh) {
       const int head = static_cast<int>(cell % p.heads);
-      float parts_of_scores[kInputs];
-#pragma unroll
-      for (int i = 0; i < kInputs; ++i) parts_of_scores[i] = 0.0f;
+      float parts_of_scores[kInputs] = {};
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const int c = threadIdx.x + j * kWarps * 32;

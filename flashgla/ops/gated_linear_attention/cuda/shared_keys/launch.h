@@ -28,6 +28,12 @@ inline dim3 blocks_of(const Params& p, int splits) {
 
 constexpr const char* kName = "gated_linear_attention shared keys";
 
+// Calls run<kTiles>() with a head's key tiles.
+template <class Run>
+void with_tiles(const Params& p, const Run& run) {
+  p.key_dim == kTile ? run.template operator()<1>() : run.template operator()<2>();
+}
+
 // Writes sums of gates (gate_sums.cuh), which the others read.
 void launch_gate_sums(const Params& p, float* gate_sums, cudaStream_t stream);
 // States; these and outputs; gradients of states, backwards.

@@ -53,22 +53,19 @@ void queue_walk(const Params& p, const Walk& walk, const float* gate_sums, cudaS
 
 void queue_outputs(const Params& p, int multiprocessors, cudaStream_t stream) {
   const int splits = splits_of(p, kOutputsBlocks, multiprocessors);
-  const auto queue = [&](auto* kernel, int bytes) {
-    launch(kName, kernel, blocks_of(p, splits), kGroupThreads, bytes, stream, Begin::after_previous, p,
-           p.heads / splits);
-  };
-  p.key_dim == kTile ? queue(outputs_kernel<1>, OutputsPlan<1>::bytes)
-                     : queue(outputs_kernel<2>, OutputsPlan<2>::bytes);
+  with_tiles(p, [&]<int kTiles>() {
+    launch(kName, outputs_kernel<kTiles>, blocks_of(p, splits), kGroupThreads, OutputsPlan<kTiles>::bytes, stream,
+           Begin::after_previous, p, p.heads / splits);
+  });
 }
 
 void queue_gradients(const Params& p, const ChunkGradients& d, const float* gate_sums, int splits,
                      cudaStream_t stream) {
   if (gate_sums != nullptr) return launch_gradients_by_role(p, d, gate_sums, splits, stream);
-  const auto queue = [&](auto* kernel, int bytes) {
-    launch(kName, kernel, blocks_of(p, splits), kGradientThreads, bytes, stream, Begin::after_previous, p, d,
-           p.heads / splits);
-  };
-  p.key_dim == kTile ? queue(gradients_kernel<1>, kGradientBytes<1>) : queue(gradients_kernel<2>, kGradientBytes<2>);
+  with_tiles(p, [&]<int kTiles>() {
+    launch(kName, gradients_kernel<kTiles>, blocks_of(p, splits), kGradientThreads, kGradientBytes<kTiles>, stream,
+           Begin::after_previous, p, d, p.heads / splits);
+  });
 }
 
 void check_rows(bool aligned) {
