@@ -12,13 +12,6 @@ __device__ __forceinline__ std::int64_t gate_sums_at(const Params& p, std::int64
   return (chunk * p.heads + head) * kChunk;
 }
 
-// A token's gate in base 2; 0 beyond the sequence.
-__device__ __forceinline__ float load_gate(const Params& p, const ChunkPlace& chunk, int row, int head) {
-  if (row >= chunk.rows) return 0.0f;
-  const float gate = load_as(p.gate_dtype, p.g.data, chunk.offset(p.g, row, head));
-  return ptx::larger_or_nan(gate * kLog2E, kLeastGate);
-}
-
 // A block has a chunk of some heads: gates come by tokens, a warp sums a head's.
 __global__ void __launch_bounds__(kGateThreads) gate_sums_kernel(const __grid_constant__ Params p, float* sums) {
   flashgla::cuda::wait_for_previous();
@@ -33,7 +26,8 @@ __global__ void __launch_bounds__(kGateThreads) gate_sums_kernel(const __grid_co
   float x[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    x[i] = first + lane < p.heads ? load_gate(p, place, warp + kWarps * i, first + lane) : 0.0f;
+    const int row = warp + kWarps * i, head = first + lane;
+    x[i] = head < p.heads && row < place.rows ? gate_at(p, place.offset(p.g, row, head)) : 0.0f;
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) gates[lane][warp + kWarps * i] = x[i];

@@ -36,14 +36,16 @@ __device__ __forceinline__ void store_row_piece(const Rows& to, int row, int pie
   }
 }
 
-// Gates of a chunk's tokens 2 lane and the next, in base 2; 0 beyond the sequence.
+// A token's gate in base 2.
+__device__ __forceinline__ float gate_at(const Params& p, std::int64_t offset) {
+  return ptx::larger_or_nan(load_as(p.gate_dtype, p.g.data, offset) * kLog2E, kLeastGate);
+}
+// Of a chunk's tokens 2 lane and the next; 0 beyond the sequence.
 __device__ __forceinline__ float2 load_gates(const Params& p, const ChunkPlace& chunk, int head) {
   const int row = 2 * (threadIdx.x & 31);
   const std::int64_t at = chunk.offset(p.g, row, head);
-  const auto gate = [&](std::int64_t offset) {
-    return ptx::larger_or_nan(load_as(p.gate_dtype, p.g.data, offset) * kLog2E, kLeastGate);
-  };
-  return make_float2(row < chunk.rows ? gate(at) : 0.0f, row + 1 < chunk.rows ? gate(at + p.g.token) : 0.0f);
+  return make_float2(row < chunk.rows ? gate_at(p, at) : 0.0f,
+                     row + 1 < chunk.rows ? gate_at(p, at + p.g.token) : 0.0f);
 }
 
 // Sums of a chunk's gates through tokens 2 lane and 2 lane + 1, and of all.
