@@ -15,7 +15,6 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-using namespace one_token;
 using ops::cuda::queue_kernel;
 
 constexpr const char* kName = "gated_linear_attention step";
@@ -303,12 +302,6 @@ struct Launch {
   }
 };
 
-}  // namespace
-
-namespace one_token {
-
-namespace {
-
 // [B,heads,channels] or [B,heads].
 Strided of_one_token(const TensorView& view) {
   if (!view) return {};
@@ -350,8 +343,6 @@ StepParams step_params(const Problem& problem, const StepInputs& inputs, const T
   }
   return p;
 }
-
-}  // namespace one_token
 
 bool takes_projection(const Context& context, const Problem& problem, const GateProjection& gate, DType state) {
   const bool few =

@@ -5,7 +5,7 @@
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
 #include "flashgla/ops/gated_linear_attention/gated_linear_attention.h"
 
-namespace flashgla::ops::gated_linear_attention::cuda::one_token {
+namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kWarps = 8;
 constexpr int kMostKeys = 512;
@@ -142,4 +142,4 @@ class GateRow {
   Bits bias_;
 };
 
-}  // namespace flashgla::ops::gated_linear_attention::cuda::one_token
+}  // namespace flashgla::ops::gated_linear_attention::cuda

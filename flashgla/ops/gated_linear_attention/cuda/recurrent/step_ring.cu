@@ -18,7 +18,6 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 namespace {
 
-using namespace one_token;
 using ops::cuda::queue_kernel;
 
 constexpr int kInputs = static_cast<int>(kRing);
