@@ -9,15 +9,6 @@ namespace flashgla::ops::gated_linear_attention::cuda::shared_keys {
 
 constexpr int kGradientThreads = 2 * kGroupThreads;
 
-// Shared memory: q and k; two stages of v, d_o, the state and its gradient; parts of dv; numbers a token (TokenSums).
-template <int kTiles>
-struct GradientsPlan {
-  static constexpr int stage_bytes = (2 + 2 * kTiles) * kTileBytes;
-  static constexpr int stages = 2 * kTiles * kTileBytes;
-  static constexpr int parts = stages + 2 * stage_bytes;
-  static constexpr int sums = parts + kChunk * kTile * static_cast<int>(sizeof(float));
-};
-
 // What dg is made of: each warp writes what it has, and one warp adds up.
 struct TokenSums {
   float gates[8][kChunk];    // a copy a warp
@@ -28,8 +19,15 @@ struct TokenSums {
   float states[8];           // parts of <h, dh>
 };
 
+// Shared memory: q and k; two stages of v, d_o, the state and its gradient; parts of dv; numbers a token.
 template <int kTiles>
-constexpr int kGradientBytes = GradientsPlan<kTiles>::sums + static_cast<int>(sizeof(TokenSums));
+struct GradientsPlan {
+  static constexpr int stage_bytes = (2 + 2 * kTiles) * kTileBytes;
+  static constexpr int stages = 2 * kTiles * kTileBytes;
+  static constexpr int parts = stages + 2 * stage_bytes;
+  static constexpr int sums = parts + kChunk * kTile * static_cast<int>(sizeof(float));
+  static constexpr int bytes = sums + static_cast<int>(sizeof(TokenSums));
+};
 
 // dg of tokens 2 lane and the next: what reaches from before a token to it or beyond. By one warp.
 __device__ __forceinline__ float2 gate_gradients(const TokenSums& s, float decay, int lane) {

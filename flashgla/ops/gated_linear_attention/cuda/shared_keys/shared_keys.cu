@@ -63,8 +63,8 @@ void queue_gradients(const Params& p, const ChunkGradients& d, const float* gate
                      cudaStream_t stream) {
   if (gate_sums != nullptr) return launch_gradients_by_role(p, d, gate_sums, splits, stream);
   with_tiles(p, [&]<int kTiles>() {
-    launch(kName, gradients_kernel<kTiles>, blocks_of(p, splits), kGradientThreads, kGradientBytes<kTiles>, stream,
-           Begin::after_previous, p, d, p.heads / splits);
+    launch(kName, gradients_kernel<kTiles>, blocks_of(p, splits), kGradientThreads, GradientsPlan<kTiles>::bytes,
+           stream, Begin::after_previous, p, d, p.heads / splits);
   });
 }
 
