@@ -128,13 +128,7 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
   const auto load_rows = [&](const S* from, int left, int inside) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (u * kRowsAtOnce < left) {
-        if constexpr (kWhole) {
-          rows[u] = Four<S>::load(from + u * down);
-        } else {
-          rows[u] = gather_four(from + u * down, inside);
-        }
-      }
+      if (u * kRowsAtOnce < left) rows[u] = load_four<kWhole>(from + u * down, inside);
     }
   };
 
@@ -201,11 +195,7 @@ __global__ void __launch_bounds__(kWarps * 32, (Flight<S, kQueries, kLanes>::blo
             const float a = a_row[u * kRowsAtOnce], key = k_row[u * kRowsAtOnce];
             x = make_float4(fmaf(a * value_decay.x, x.x, key * value.x), fmaf(a * value_decay.y, x.y, key * value.y),
                             fmaf(a * value_decay.z, x.z, key * value.z), fmaf(a * value_decay.w, x.w, key * value.w));
-            if constexpr (kWhole) {
-              Four<S>::store(h + u * down, x);
-            } else {
-              scatter_four(h + u * down, inside, x);
-            }
+            store_four<kWhole>(h + u * down, inside, x);
           }
 #pragma unroll
           for (int i = 0; i < kQueries; ++i) {

@@ -65,20 +65,28 @@ struct Four<__nv_bfloat16> {
   }
 };
 
-// The same where V is no multiple of 4, so that vectors are not aligned: the `inside` channels that there are.
-template <class S>
-__device__ __forceinline__ typename Four<S>::Raw gather_four(const S* place, int inside) {
-  float x[4];
+// Of a row. kWhole: V is a multiple of 4, so that vectors are aligned; else the `inside` channels that there are.
+template <bool kWhole, class S>
+__device__ __forceinline__ typename Four<S>::Raw load_four(const S* place, int inside) {
+  if constexpr (kWhole) {
+    return Four<S>::load(place);
+  } else {
+    float x[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] = i < inside ? Element<S>::load(place + i) : 0.0f;
-  return Four<S>::pack(make_float4(x[0], x[1], x[2], x[3]));
+    for (int i = 0; i < 4; ++i) x[i] = i < inside ? Element<S>::load(place + i) : 0.0f;
+    return Four<S>::pack(make_float4(x[0], x[1], x[2], x[3]));
+  }
 }
-template <class S>
-__device__ __forceinline__ void scatter_four(S* place, int inside, float4 x) {
-  const float values[4] = {x.x, x.y, x.z, x.w};
+template <bool kWhole, class S>
+__device__ __forceinline__ void store_four(S* place, int inside, float4 x) {
+  if constexpr (kWhole) {
+    Four<S>::store(place, x);
+  } else {
+    const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < inside) Element<S>::store(place + i, values[i]);
+    for (int i = 0; i < 4; ++i) {
+      if (i < inside) Element<S>::store(place + i, values[i]);
+    }
   }
 }
 
