@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
@@ -152,7 +151,7 @@ Problem in_f32(const Problem& problem) {
 }
 
 void convert(const Context& context, const TensorView& from, const TensorView& to) {
-  if (context.planning()) return;
+  if (context.planning() || !from) return;
   Sequences s;
   s.count = from.size(0);
   s.length = from.size(1);
@@ -209,13 +208,10 @@ void backward_through_features(Context& context, const Problem& problem, const I
     OutputGradients d_wide = d_out;
     d_wide.d_o = widened(context, d_out.d_o);
     InputGradients d_in_wide = d_in;
-    const std::pair<const TensorView*, TensorView*> gradients[] = {
-        {&d_in.dq, &d_in_wide.dq}, {&d_in.dk, &d_in_wide.dk}, {&d_in.dv, &d_in_wide.dv}};
-    for (const auto& [narrow, to] : gradients) *to = wide_like(context, *narrow);
+    constexpr TensorView InputGradients::*kNarrow[] = {&InputGradients::dq, &InputGradients::dk, &InputGradients::dv};
+    for (const auto gradient : kNarrow) d_in_wide.*gradient = wide_like(context, d_in.*gradient);
     backward_through_features(context, in_f32(problem), widened(context, inputs), wide, d_wide, d_in_wide, rest);
-    for (const auto& [narrow, from] : gradients) {
-      if (*narrow) convert(context, *from, *narrow);
-    }
+    for (const auto gradient : kNarrow) convert(context, d_in_wide.*gradient, d_in.*gradient);
     return;
   }
   Call call(context, problem, inputs, outputs);

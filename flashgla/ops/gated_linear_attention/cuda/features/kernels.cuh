@@ -4,9 +4,7 @@
 // l channels 2l and 2l + 1.
 #pragma once
 
-#include <limits>
 #include <type_traits>
-#include <utility>
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/tile.cuh"
 

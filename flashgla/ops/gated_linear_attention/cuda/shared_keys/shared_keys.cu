@@ -1,5 +1,5 @@
 // What goes to this folder's kernels, workspace and launches.
-#include <algorithm>
+#include <cmath>
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/cuda.h"
