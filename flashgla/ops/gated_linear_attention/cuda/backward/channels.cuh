@@ -159,55 +159,38 @@ __device__ __forceinline__ bool begin_chunk(const ChannelsView<Core, kGates>& vi
   return true;
 }
 
-// Chunks from a sequence's end on, while one anchor reaches; how many are left. A loop of its own, for what the other
-// rungs cost a chunk is to be in the same one.
-template <class Core, GatesAs kGates>
-__device__ __forceinline__ int walk_by_one_anchor(const ChannelsView<Core, kGates>& view, Accumulator& held) {
+// Chunks from a sequence's end on; how many are left. kOneAnchor: while one anchor reaches, in a loop of its own, for
+// what the other rungs cost a chunk is to be in the same one; else all, each by the rung that serves it.
+template <bool kOneAnchor, class Core, GatesAs kGates>
+__device__ __forceinline__ int walk_back(const ChannelsView<Core, kGates>& view, Accumulator& held) {
+  constexpr bool kByRungs = view.kAnchors && !kOneAnchor;
 #pragma unroll 1
   for (int index = view.last_chunk();; --index) {
-    if (!begin_chunk<false>(view, index, held)) return 0;
-    float2 decay = make_float2(1.0f, 1.0f);
-    Accumulator d;  // of the first group dq, of the second dk
-    const bool in_range = view.template gate_in_place<false>(index, held, decay);
-    Core::publish();
-    if (__syncthreads_or(!in_range)) return index + 1;
-    view.load_before(index);
-    products_of_chunk(view, index, d, held, decay);
-    __syncthreads();  // the operands have been read
-    index = view.index_there();
-    view.template leave<false>(index, d);
-  }
-}
-
-// All chunks, each by the rung that serves it.
-template <class Core, GatesAs kGates>
-__device__ __forceinline__ void walk_by_rungs(const ChannelsView<Core, kGates>& view, Accumulator& held) {
-#pragma unroll 1
-  for (int index = view.last_chunk();; --index) {
-    if (!begin_chunk<view.kAnchors>(view, index, held)) return;
+    if (!begin_chunk<kByRungs>(view, index, held)) return 0;
     float2 decay = make_float2(1.0f, 1.0f);
     Accumulator d;  // of the first group dq, of the second dk
     // A chunk that its rung does not serve goes by blocks.
-    const Rung rung = view.rung();
+    const Rung rung = kOneAnchor ? Rung::one_anchor : view.rung();
     if (rung == Rung::one_anchor) {
       const bool in_range = view.template gate_in_place<false>(index, held, decay);
       Core::publish();
       const bool steep = __syncthreads_or(!in_range);  // the operands are there
       if (!steep) {
         view.load_before(index);
-        if constexpr (view.kAnchors) view.put_gates_held(false);
+        if constexpr (kByRungs) view.put_gates_held(false);
         products_of_chunk(view, index, d, held, decay);
         __syncthreads();  // the operands have been read
         index = view.index_there();
         view.template leave<false>(index, d);
         continue;
       }
+      if constexpr (kOneAnchor) return index + 1;
       view.reload(view.index_now(index));
       if constexpr (view.kAnchors) __syncthreads();
     } else if (!view.kAnchors) {
       __syncthreads();  // E and dv of the chunk after have been read
     }
-    if constexpr (view.kAnchors) {
+    if constexpr (kByRungs) {
       if (rung == Rung::anchors) {
         const bool in_range = view.template gate_in_place<true>(index, held, decay);
         Core::publish();
@@ -256,13 +239,13 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
                fresh_thread());
   }
   if constexpr (view.kAnchors) {
-    const int left = walk_by_one_anchor(view, held);
+    const int left = walk_back<true>(view, held);
     if (left > 0) {
       start_walk(view, left, Rung::anchors);
-      walk_by_rungs(view, held);
+      walk_back<false>(view, held);
     }
   } else {
-    walk_by_rungs(view, held);
+    walk_back<false>(view, held);
   }
   if (!view.first_group && f.dh0 != nullptr) {
     write_state(f.dh0 + view.state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
