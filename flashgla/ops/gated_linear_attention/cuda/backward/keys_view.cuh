@@ -32,7 +32,6 @@ struct PairView {
   // What is the same in all threads, so that the compiler knows it of a warp's.
   static __device__ __forceinline__ bool alike(bool x) { return __any_sync(0xffffffffu, x) != 0; }
   static __device__ __forceinline__ void meet() { ptx::barrier(3, kPairThreads); }
-  static __device__ __forceinline__ void meet_group() { ptx::barrier(1 + fresh_group(), kGroupThreads); }
   __device__ __forceinline__ ColumnParts& parts(int which) const {
     return reinterpret_cast<ColumnParts*>(shared + Layout::parts)[which];
   }
