@@ -15,59 +15,10 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 
 constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
 
-// Two neighbours x as loaded times scale 2^(their exponent).
-template <bool kQueries>
-__device__ __forceinline__ float2 gated(std::uint32_t x, float scale, float2 power) {
-  const float2 pair = ptx::unpack_bf16(x);
-  return kQueries ? make_float2(pair.x * (scale * power.x), pair.y * (scale * power.y))
-                  : make_float2(pair.x * power.x, pair.y * power.y);
-}
-
-// q to scale q', or k to k', in the warp's rows of a tile; and in `outer` times kOuterFactor: scale q 2^G, or
-// k 2^(sum of later gates).
-template <class Core, bool kQueries>
-__device__ __forceinline__ void gate_tile(Local<std::uint32_t, 16>& outer, std::uint32_t tile, const Accumulator& sums,
-                                          std::uint32_t room, bool near, float scale, int thread) {
-  const std::uint32_t factors = block_factor(room, thread / 32, kOuterFactor);
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    __syncwarp();
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 y = gated<kQueries>(x[i], scale, power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread))),
-                   more = of_columns(factors, k16, i, thread);
-      x[i] = ptx::pack_bf16(y.x, y.y);
-      outer.x[4 * k16 + i] = ptx::pack_bf16(y.x * more.x, y.y * more.y);
-    }
-    Core::put_fragment(tile, x, k16, thread);
-  }
-}
-// d: x (y), to which the pairs come but those inside a block that is not near; what is left are the exponents of its
-// rows. pairs: a, rows as d's, zero where the query is before the key; other_tile: k' (scale q'); room: this warp's
-// put_block_factors.
-template <bool kQueries>
-__device__ __forceinline__ void add_blocks(Accumulator& d, const std::uint32_t (&pairs)[16], std::uint32_t other_tile,
-                                           std::uint32_t room, bool near, int thread) {
-  const int warp = thread / 32;
-  const std::uint32_t own_factors = block_factor(room, warp, 0) + 8 * (thread % 4);
-#pragma unroll
-  for (int step = 0; step < kBlocks; ++step) {
-    const int t = kQueries ? step : kBlocks - 1 - step;
-    if (kQueries ? t > warp : t < warp) continue;
-    scale_columns_at(d, own_factors + 256 * t);
-    if (t == warp) scale_columns_at(d, own_factors + 256 * t);
-    if (t == warp && !near) continue;
-    const std::uint32_t a[4] = {pairs[4 * t], pairs[4 * t + 1], pairs[4 * t + 2], pairs[4 * t + 3]};
-    TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
-  }
-}
 // 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
 // k-step's beside each other: where local memory would go to the L2.
-template <int kThreads>
 struct Beside {
-  static constexpr int piece = 16 * kThreads;
+  static constexpr int piece = 16 * 2 * kGroupThreads;
   std::uint32_t own;  // this thread's first piece
   template <bool kAdd>
   __device__ __forceinline__ void add(int k16, const float (&more)[8]) const {
@@ -110,33 +61,9 @@ __device__ __forceinline__ void add_eight(Kept<float, 32>& e, int k16, const flo
 #pragma unroll
   for (int i = 0; i < 8; ++i) e.x[8 * k16 + i] = (kAdd ? e.x[8 * k16 + i] : 0.0f) + more[i];
 }
-template <bool kAdd, int kThreads>
-__device__ __forceinline__ void add_eight(const Beside<kThreads>& e, int k16, const float (&more)[8]) {
+template <bool kAdd>
+__device__ __forceinline__ void add_eight(const Beside& e, int k16, const float (&more)[8]) {
   e.template add<kAdd>(k16, more);
-}
-
-// The exponents of d's rows; e: scale q dq (k dk), from q (k) as loaded.
-template <bool kQueries, class Sums, class Own>
-__device__ __forceinline__ void finish_rows(Accumulator& d, Sums& e, Own own, const Accumulator& sums,
-                                            std::uint32_t room, bool near, float scale, int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    __syncwarp();
-    own(x, k16);
-    float more[8];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = 8 * k16 + 2 * i;
-      const float2 power = power_of(own_exponent<kQueries>(sums, room, near, k16, i, thread)),
-                   y = gated<kQueries>(x[i], scale, power), rounded = ptx::unpack_bf16(ptx::pack_bf16(y.x, y.y));
-      more[2 * i] = rounded.x * d[at];
-      more[2 * i + 1] = rounded.y * d[at + 1];
-      d[at] *= power.x;
-      d[at + 1] *= power.y;
-    }
-    add_eight<false>(e, k16, more);
-  }
 }
 
 // In registers without a branch, by which two of them would become one of two places in memory.
@@ -244,12 +171,14 @@ __device__ __forceinline__ auto operand_of(const From& from) {  // k-step k16 of
   };
 }
 
-// ---- dq and dk by a group that has both ----
+// ---- one code for dq and dk ----
 // What queries are to the keys of earlier blocks, back to the chunk's start, keys are to the queries of later ones, up
 // to its end. So with time mirrored, where rows are those of keys, both are made by one code.
 
-// Of the warp's block as put_block_factors of queries, or mirrored of keys, in the order in which blocks are added.
-// Returns the exponent from the anchor of its rows to the chunk's start (mirrored: its end).
+// Factors of the warp's block, in the order in which others are added to it: from the chunk's start (mirrored: its end)
+// to the first one's keys' anchor, from each to the next, and from the last to the queries' (mirrored: the same with
+// keys and queries in each other's place); of its own the root. Returns the exponent from the anchor of its rows to
+// that start.
 __device__ __forceinline__ float2 put_factors(std::uint32_t room, bool mirrored, int warp, int lane) {
   const int own = mirrored ? kBlocks - 1 - warp : warp;
   const float2 none = make_float2(0.0f, 0.0f);
@@ -272,55 +201,70 @@ __device__ __forceinline__ float2 put_factors(std::uint32_t room, bool mirrored,
   }
   return from_start;
 }
-// Exponents of rows: sums from the anchor, or, kOther, those of the same tokens as keys (mirrored: queries), which have
-// the same anchor in a near block, and else the other end of it.
-template <bool kOther>
-__device__ __forceinline__ float2 exponent_of_rows(const Accumulator& sums, std::uint32_t room, bool near, int k16,
-                                                   int i, int thread) {
-  const int at = 8 * k16 + 2 * i;
-  if constexpr (!kOther) return make_float2(sums[at], sums[at + 1]);
-  float2 total = make_float2(0.0f, 0.0f);
-  if (!near) total = of_columns(block_total(room, thread / 32), k16, i, thread);
-  return make_float2(total.x - sums[at], total.y - sums[at + 1]);
+// Sums from the block's start become exponents of the warp's rows: from the queries' anchor, mirrored to the keys'.
+__device__ __forceinline__ void exponents_from_anchor(Accumulator& sums, std::uint32_t room, bool near, bool mirrored,
+                                                      int thread) {
+  const int warp = thread / 32;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float2 anchor = make_float2(0.0f, 0.0f);
+    if (near || mirrored) {
+      anchor = of_columns(near ? block_half(room, warp) : block_total(room, warp), i / 4, i % 4, thread);
+    }
+    const float x = sums[2 * i] - anchor.x, y = sums[2 * i + 1] - anchor.y;
+    sums[2 * i] = mirrored ? -x : x;
+    sums[2 * i + 1] = mirrored ? -y : y;
+  }
 }
-// Rows as loaded times factor and their powers, in the warp's rows of a tile.
-template <class Core, bool kOther>
-__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], const Accumulator& sums,
-                                          std::uint32_t room, bool near, float factor, int thread) {
+// Elements 8 k16 + 2 i and the next.
+__device__ __forceinline__ auto two_of(const Accumulator& a) {
+  return [&a](int k16, int i) { return make_float2(a[8 * k16 + 2 * i], a[8 * k16 + 2 * i + 1]); };
+}
+// Two neighbours x as loaded times factor and their powers.
+__device__ __forceinline__ float2 gated(std::uint32_t x, float factor, float2 power) {
+  const float2 pair = ptx::unpack_bf16(x);
+  return make_float2(pair.x * (factor * power.x), pair.y * (factor * power.y));
+}
+// Rows as loaded times factor and 2^exponent(k16, i), in the warp's rows of a tile; visit(i, register i of the rows'
+// operand before it is rounded).
+template <class Core, class Exponent, class Visit>
+__device__ __forceinline__ void put_gated(std::uint32_t tile, const std::uint32_t (&x)[16], float factor, int thread,
+                                          Exponent exponent, Visit visit) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t r[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 y =
-          gated<true>(x[4 * k16 + i], factor, power_of(exponent_of_rows<kOther>(sums, room, near, k16, i, thread)));
+      const float2 y = gated(x[4 * k16 + i], factor, power_of(exponent(k16, i)));
+      visit(4 * k16 + i, y);
       r[i] = ptx::pack_bf16(y.x, y.y);
     }
     Core::put_fragment(tile, r, k16, thread);
   }
 }
-// Of a block that is not near: d's rows times their powers.
-template <bool kOther>
-__device__ __forceinline__ void scale_by_powers(Accumulator& d, const Accumulator& sums, std::uint32_t room,
-                                                int thread) {
+// d times 2^exponent(k16, i).
+template <class Exponent>
+__device__ __forceinline__ void scale_by_powers(Accumulator& d, Exponent exponent) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 power = power_of(exponent_of_rows<kOther>(sums, room, false, k16, i, thread));
+      const float2 power = power_of(exponent(k16, i));
       d[8 * k16 + 2 * i] *= power.x;
       d[8 * k16 + 2 * i + 1] *= power.y;
     }
   }
 }
-// As add_blocks, a from its tile, in a loop: of code that is in no cache there is less to wait for.
-template <Stored a_stored>
-__device__ __forceinline__ void add_blocks_of_tile(Accumulator& d, std::uint32_t a_tile, std::uint32_t other_tile,
-                                                   std::uint32_t room, bool near, bool mirrored, int thread) {
+// d: what comes from beyond the chunk, to which the pairs come but those inside a block that is not near; what is left
+// are the exponents of its rows. pairs(a, k16): a, rows as d's, zero where the query is before the key; other_tile: k'
+// (mirrored: scale q'); room: this warp's put_factors. A loop: of code that is in no cache there is less to wait for.
+template <class Pairs>
+__device__ __forceinline__ void add_blocks(Accumulator& d, Pairs pairs, std::uint32_t other_tile, std::uint32_t room,
+                                           bool near, bool mirrored, int thread) {
   const int warp = thread / 32, step = mirrored ? -1 : 1;
   const auto add = [&](int t) {
     std::uint32_t a[4];
-    TensorCore80::load_a<a_stored>(a, a_tile, t, thread);
+    pairs(a, t);
     TensorCore80::add_step<Stored::k_outer>(d, a, other_tile, t, thread);
   };
   int t = mirrored ? kBlocks - 1 : 0;
@@ -378,29 +322,31 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   const bool near = is_near(sums, lane);
   publish_block(x_tile, sums, near, thread);
   await_rows();
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {  // from the queries' anchor, mirrored to the keys'
-    float2 anchor = make_float2(0.0f, 0.0f);
-    if (near || mirrored) {
-      anchor = of_columns(near ? block_half(x_tile, warp) : block_total(x_tile, warp), i / 4, i % 4, thread);
-    }
-    const float x = sums[2 * i] - anchor.x, y = sums[2 * i + 1] - anchor.y;
-    sums[2 * i] = mirrored ? -x : x;
-    sums[2 * i + 1] = mirrored ? -y : y;
-  }
+  exponents_from_anchor(sums, x_tile, near, mirrored, thread);
+  // Exponents of the same tokens as keys (mirrored: queries), which have the same anchor in a near block, and else the
+  // other end of it.
+  const auto other_exponent = [&](int k16, int i) {
+    float2 total = make_float2(0.0f, 0.0f);
+    if (!near) total = of_columns(block_total(x_tile, warp), k16, i, thread);
+    return make_float2(total.x - sums[8 * k16 + 2 * i], total.y - sums[8 * k16 + 2 * i + 1]);
+  };
+  const auto unseen = [](int, float2) {};
   load_operand<Stored::k_inner>(loaded, q_tile, thread);
   q.put(loaded);
-  put_gated<Core, false>(q_tile, loaded, sums, x_tile, near, mirrored ? 1.0f : scale, thread);
+  put_gated<Core>(q_tile, loaded, mirrored ? 1.0f : scale, thread, two_of(sums), unseen);
   load_operand<Stored::k_inner>(loaded, k_tile, thread);
   k.put(loaded);
-  put_gated<Core, true>(k_tile, loaded, sums, x_tile, near, mirrored ? scale : 1.0f, thread);
+  put_gated<Core>(k_tile, loaded, mirrored ? scale : 1.0f, thread, other_exponent, unseen);
   sync_fresh_group();
   float2 to_end = put_factors(x_tile, mirrored, warp, lane);
   __syncwarp();
   if (mirrored) visit_keys(dq, power_of(to_end));
-  add_blocks_of_tile<Stored::k_inner>(dq, a_tile, k_tile, x_tile, near, mirrored, thread);
+  const auto rows_of_a = [&](std::uint32_t(&a)[4], int k16) {
+    TensorCore80::load_a<Stored::k_inner>(a, a_tile, k16, thread);
+  };
+  add_blocks(dq, rows_of_a, k_tile, x_tile, near, mirrored, thread);
   sum_products<false>(e, 1.0f, dq, q_tile, thread);
-  if (!near) scale_by_powers<false>(dq, sums, x_tile, thread);
+  if (!near) scale_by_powers(dq, two_of(sums));
   __syncwarp();
   to_end = put_factors(x_tile, !mirrored, warp, lane);
   __syncwarp();
@@ -408,10 +354,13 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   other.put(dq);
   if (!mirrored) visit_keys(dk, power_of(to_end));
   __syncwarp();
-  add_blocks_of_tile<Stored::k_outer>(dk, a_tile, q_tile, x_tile, near, !mirrored, thread);
+  const auto columns_of_a = [&](std::uint32_t(&a)[4], int k16) {
+    TensorCore80::load_a<Stored::k_outer>(a, a_tile, k16, thread);
+  };
+  add_blocks(dk, columns_of_a, q_tile, x_tile, near, !mirrored, thread);
   sum_products<true>(e, -1.0f, dk, k_tile, thread);
   if (!near) {
-    scale_by_powers<true>(dk, sums, x_tile, thread);
+    scale_by_powers(dk, other_exponent);
     std::uint32_t own[4];
     TensorCore80::load_a<Stored::k_outer>(own, a_tile, warp, fresh_thread());
     Kept<float, 32> aside;
@@ -426,17 +375,16 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
 }
 
 // What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in
-// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk. dg_t takes q_i dq_i
-// of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with gates that are
-// strong hardly anything else is left.
-template <class Gated>
-__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, Gated gated_queries,
+// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk; q_tile: q'. dg_t
+// takes q_i dq_i of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with
+// gates that are strong hardly anything else is left.
+__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, std::uint32_t q_tile,
                                             int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4];
     __syncwarp();
-    gated_queries(x, k16);
+    TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // columns 16 k16 + 8 half and the next, of the lane's two rows
       float2 sum = make_float2(0.0f, 0.0f);
@@ -461,12 +409,12 @@ __device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulat
   }
 }
 
-// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near;
-// and q' in `own`. queries: q as loaded; keys_tile: k'; room: put_block_factors.
+// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near.
+// queries: q as loaded; exponents: exponents_from_anchor; keys_tile: k'; room: put_factors.
 template <class Queries>
-__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Local<std::uint32_t, 16>& own,
-                                            Queries queries, const Accumulator& sums, std::uint32_t keys_tile,
-                                            std::uint32_t room, bool near, float scale, int thread) {
+__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Queries queries, const Accumulator& exponents,
+                                            std::uint32_t keys_tile, std::uint32_t room, bool near, float scale,
+                                            int thread) {
   Accumulator gated_queries, scores;
   clear(scores);
 #pragma unroll
@@ -476,10 +424,9 @@ __device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Local<
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 8 * k16 + 2 * i;
-      const float2 y = gated<true>(q[i], scale, power_of(own_exponent<true>(sums, room, near, k16, i, thread)));
+      const float2 y = gated(q[i], scale, power_of(two_of(exponents)(k16, i)));
       gated_queries[at] = y.x;
       gated_queries[at + 1] = y.y;
-      own.x[4 * k16 + i] = ptx::pack_bf16(y.x, y.y);
     }
   }
   add_scores(scores, gated_queries, nullptr, keys_tile, room, near);

@@ -27,17 +27,16 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   const bool first_group = view.first_group;
   const std::uint32_t x_tile = view.x_tile();
   const auto stage = [&] { return view.stage_of(view.index_there()); };
-  // Where blocks tell each other their sums, and the tile of k' or q'.
+  // Where blocks tell each other their sums; the tile of q' or k', and that of the other group.
   const auto room = [&] { return stage() + (first_group ? Layout::g : Layout::v); };
-  const auto gated_tile = [&] { return stage() + (first_group ? Layout::k : Layout::q); };
-  const auto sync_own = [&] { ptx::barrier(first_group ? 1 : 2, kGroupThreads); };
+  const auto own_tile = [&] { return stage() + (first_group ? Layout::q : Layout::k); };
+  const auto other_tile = [&] { return stage() + (first_group ? Layout::k : Layout::q); };
   const auto by_queries = [&](int warp) { return view.base + Layout::by_queries + 4 * kTile * warp; };
 
   // In the tiles of the chunk before, which is asked for in the end: scale q dq, or k dk; and k (q) where a block is
   // not near.
   const auto beside = [&](int piece) {
-    return Beside<kFusedThreads>{view.stage_of(view.index_there() + 1) +
-                                 16 * (kFusedThreads * piece + static_cast<int>(threadIdx.x))};
+    return Beside{view.stage_of(view.index_there() + 1) + 16 * (kFusedThreads * piece + static_cast<int>(threadIdx.x))};
   };
   const auto e = [&] { return beside(0); };
   const auto others = [&] { return beside(8); };
@@ -88,52 +87,55 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     Core::finish(d);
   };
   if (!first_group) find_beyond();
-  __syncthreads();  // gates, q, k and v have been read: the groups go on by themselves
+  __syncthreads();  // gates, q, k and v have been read
   publish_block(room(), sums, near, fresh_thread());
-  sync_own();
+  ptx::barrier(first_group ? 1 : 2, kGroupThreads);
+  if (near) exponents_from_anchor(sums, room(), true, !first_group, fresh_thread());
+  // Of the rows of q or k. Of a block that is not near sums stay as they are, alike in both groups.
+  const auto exponents = [&](int thread) {
+    const std::uint32_t total_at = block_total(room(), thread / 32);
+    return [=, &sums](int k16, int i) {
+      const float2 sum = two_of(sums)(k16, i);
+      if (near || first_group) return sum;
+      const float2 total = of_columns(total_at, k16, i, thread);
+      return make_float2(total.x - sum.x, total.y - sum.y);
+    };
+  };
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
-    const BlockSums blocks = read_blocks(room(), lane);
-    const std::uint32_t beyond = block_factor(room(), warp, kOuterFactor) + 8 * lane;
-    if (first_group) {
-      put_block_factors<true>(room(), blocks, warp, lane);
-      store_shared_float2(beyond, outer_factor<true>(blocks, warp));
-      store_shared_float2(by_queries(warp) + 8 * lane, outer_factor<false>(blocks, warp));
-    } else {
-      put_block_factors<false>(room(), blocks, warp, lane);
-      store_shared_float2(beyond, outer_factor<false>(blocks, warp));
-    }
-    view.put_rung(rung_after_blocks<Core>(room(), blocks));
+    const float2 from_start = power_of(put_factors(room(), !first_group, warp, lane));
+    store_shared_float2(block_factor(room(), warp, kOuterFactor) + 8 * lane, from_start);
+    if (first_group) store_shared_float2(by_queries(warp) + 8 * lane, from_start);
+    view.put_rung(rung_after_blocks<Core>(room(), read_blocks(room(), lane)));
   }
   __syncwarp();
+  {
+    const int thread = fresh_thread();
+    const std::uint32_t factors = block_factor(room(), thread / 32, kOuterFactor);
+    std::uint32_t loaded[16];
+    own.get(loaded);
+    put_gated<Core>(own_tile(), loaded, first_group ? p.scale : 1.0f, thread, exponents(thread), [&](int i, float2 y) {
+      const float2 more = of_columns(factors, i / 4, i % 4, thread);
+      outer.x[i] = ptx::pack_bf16(y.x * more.x, y.y * more.y);
+    });
+  }
+  __syncthreads();  // q' and k' are there: the groups go on by themselves
   if (first_group) {
-    gate_tile<Core, false>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
-    sync_own();
     std::uint32_t operand[16];
-    Local<std::uint32_t, 16> gated_queries;
-    find_scores(operand, gated_queries, operand_of(own.x), sums, gated_tile(), room(), near, p.scale, fresh_shuffled());
+    find_scores(operand, operand_of(own.x), sums, other_tile(), room(), near, p.scale, fresh_shuffled());
     found_scores.put(operand);
     find_beyond();
-    sum_queries(by_queries(fresh_thread() / 32), d, operand_of(gated_queries.x), fresh_shuffled());
-  } else {
-    gate_tile<Core, true>(outer, gated_tile(), sums, room(), near, p.scale, fresh_thread());
-    sync_own();
+    sum_queries(by_queries(fresh_thread() / 32), d, own_tile(), fresh_shuffled());
   }
   {
-    std::uint32_t pairs[16];
-    found_pairs.get(pairs);
-    const Beside<kFusedThreads> sums_of_e = e();
-    if (first_group) {
-      add_blocks<true>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<true>(d, sums_of_e, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
-    } else {
-      add_blocks<false>(d, pairs, gated_tile(), room(), near, fresh_shuffled());
-      finish_rows<false>(d, sums_of_e, operand_of(own.x), sums, room(), near, p.scale, fresh_shuffled());
-    }
+    Beside sums_of_e = e();
+    add_blocks(d, operand_of(found_pairs.x), other_tile(), room(), near, !first_group, fresh_shuffled());
+    sum_products<false>(sums_of_e, 1.0f, d, own_tile(), fresh_shuffled());
+    scale_by_powers(d, exponents(fresh_shuffled()));
   }
   Local<std::uint32_t, 4> inside;  // of a block that is not near, scores
   if (!near) {
-    const Beside<kFusedThreads> sums_of_e = e(), keys_or_queries = others();
+    const Beside sums_of_e = e(), keys_or_queries = others();
     std::uint32_t block[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) block[i] = found_pairs.x[4 * (fresh_thread() / 32) + i];
@@ -153,7 +155,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
       for (int i = 0; i < 4; ++i) inside.x[i] = ptx::pack_bf16(scores[2 * i], scores[2 * i + 1]);
     }
   }
-  __syncthreads();  // k' or q' and the sums have been read
+  __syncthreads();  // k', q' and the sums have been read
   {
     const int thread = fresh_thread();
     const std::uint32_t scores_tile = stage() + Layout::g;                 // [key][query]
@@ -174,13 +176,13 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     }
     std::uint32_t operand[16];
     outer.get(operand);
-    put_operand<Core>(gated_tile(), operand, fresh_thread());
+    put_operand<Core>(own_tile(), operand, fresh_thread());
   }
   Core::publish();
   __syncthreads();
   if (first_group) {
     Core::begin();
-    Core::template product<k_inner, k_outer, true, kLoads>(held, gated_tile(), x_tile,
+    Core::template product<k_inner, k_outer, true, kLoads>(held, other_tile(), x_tile,
                                                            thread_shuffled<Core>(fresh_thread()));
     Core::template product<k_inner, k_outer, false, kLoads>(held, room(), stage() + Layout::d_o,
                                                             thread_shuffled<Core>(fresh_thread()));
@@ -190,7 +192,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
     gradient.get(held);
     view.put_beyond(dot_rows(stage() + Layout::h, held, fresh_thread()));
     Core::begin(held);
-    Core::template product<k_outer, k_outer, false, kLoads>(held, gated_tile(), stage() + Layout::d_o,
+    Core::template product<k_outer, k_outer, false, kLoads>(held, other_tile(), stage() + Layout::d_o,
                                                             thread_shuffled<Core>(fresh_thread()));
     Core::finish(held);
   }

@@ -78,8 +78,7 @@ __device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t t
 
 // The same of E as it is: high halves to one tile, low ones to another.
 template <class Core>
-__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Beside<kFusedThreads>& sums,
-                                           int thread) {
+__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Beside& sums, int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4], y[4];
