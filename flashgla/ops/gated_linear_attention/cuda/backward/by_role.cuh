@@ -17,12 +17,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Of a sequence and head, in f32 [N,G,K,V].
-template <class T>
-__device__ __forceinline__ T* state_of(T* states, const Params& p, unsigned unit) {
-  return states == nullptr ? nullptr : states + unit * (static_cast<std::int64_t>(p.key_dim) * p.value_dim);
-}
-
 // dh, back in time.
 template <class View>
 __device__ __forceinline__ void make_state_gradients(const View& view, const FusedBackward& f) {

@@ -96,38 +96,11 @@ constexpr int kAllChunks = -1;
 template <class Core, GatesAs kGates>
 __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& view, int chunks, Rung rung) {
   using Layout = ChannelsShared;
-  const Params& p = view.p;
   const Gradients& d = view.f.gradients;
-  const auto block = static_cast<int>(fresh_block());
-  const int head = block % p.heads;
-  const Span span = span_of(p.sequences, block / p.heads);
-  const int last = (chunks == kAllChunks ? static_cast<int>((span.length + kChunk - 1) / kChunk) : chunks) - 1;
-  const std::int64_t states_step = p.heads * kImageBytes;
-  const auto states_at = [&](int index) {
-    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step + head * kImageBytes;
-  };
-  const int rows = static_cast<int>(span.length - static_cast<std::int64_t>(last) * kChunk);
-  if (threadIdx.x == 0) {  // what is read is asked for a chunk ahead
-    const Places places = view.places();
-    const auto start = [&](Places::Tensor tensor, const Strided& s, int index, int element = 2) {
-      places.start(last, tensor, chunk_place(s, span, index, head, element), s.token * kChunk * element);
-    };
-    start(Places::q, p.q, last - 1);
-    start(Places::d_o, d.d_o, last - 1);
-    start(Places::k, p.k, last - 1);
-    start(Places::v, p.v, last - 1);
-    places.start(last, Places::states, states_at(last - 1), states_step);
-    start(Places::g, p.g, last - 1, view.kGateBytes);
-    std::uint32_t wanted = 0;
-    const auto gradient = [&](Places::Tensor tensor, const Strided& s, int element = 2) {
-      start(tensor, s, last, element);
-      wanted |= (s.data != nullptr ? 1u : 0u) << tensor;
-    };
-    gradient(Places::dq, d.dq);
-    gradient(Places::dk, d.dk);
-    gradient(Places::dv, d.dv);
-    gradient(Places::dg, d.dg, view.kGateBytes);
-    store_shared_4(view.base + Layout::wanted, wanted);
+  const OwnSequence own(view.p, static_cast<int>(fresh_block()));
+  const int last = (chunks == kAllChunks ? own.chunks() : chunks) - 1, rows = own.rows(last);
+  if (threadIdx.x == 0) {
+    own.start(view.places(), d, last, view.kGateBytes, 1);
     store_shared_4(view.base + Layout::last, last);
     store_shared_4(view.base + Layout::last_rows, rows);
     store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(rung));
@@ -140,9 +113,9 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
   __syncthreads();
   if (last < 0) return;
   const bool first_group = view.first_group;
-  const char* gates = chunk_place(p.g, span, last, head, view.kGateBytes);
-  view.load_from(last, rows, chunk_place(first_group ? p.q : p.k, span, last, head, 2),
-                 chunk_place(first_group ? d.d_o : p.v, span, last, head, 2), gates, states_at(last));
+  const char* gates = own.place(view.p.g, last, view.kGateBytes);
+  view.load_from(last, rows, own.place(first_group ? view.p.q : view.p.k, last),
+                 own.place(first_group ? d.d_o : view.p.v, last), gates, own.state(last));
 }
 
 // The next chunk's tiles are there, and dv and dg of the one after it leave; false beyond the sequence's start.
@@ -235,8 +208,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
   if (view.first_group) {
     clear(held);
   } else {
-    read_state(held, f.d_ht == nullptr ? nullptr : f.d_ht + view.state_at(), p.key_dim, p.value_dim, 0, 0,
-               fresh_thread());
+    read_state(held, state_of(f.d_ht, p, fresh_block()), p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
   if constexpr (view.kAnchors) {
     const int left = walk_back<true>(view, held);
@@ -248,7 +220,7 @@ __device__ __forceinline__ void backward_channels(const Params& p, const FusedBa
     walk_back<false>(view, held);
   }
   if (!view.first_group && f.dh0 != nullptr) {
-    write_state(f.dh0 + view.state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+    write_state(state_of(f.dh0, p, fresh_block()), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 

@@ -33,23 +33,21 @@ struct Triangles {
   }
 };
 
-struct ChannelsShared {
+struct ChannelsShared : InputTiles {
   // Where a chunk goes by blocks what they tell each other takes g in the first group, which then has its scores there,
   // and v in the second. E: of q in d_o and q, of k in v and k.
-  static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes,
-                       g = 5 * kTileBytes;
-  static constexpr int stage = 6 * kTileBytes;
+  static constexpr int g = inputs_end, stage = g + kTileBytes;
   static constexpr int x = 2 * stage;  // dh^
   static constexpr int triangles = x + kTileBytes;
   static constexpr int beyond = triangles + Triangles::bytes;  // [64]: dh h at the chunk's start
   static constexpr int places = beyond + kTile * 4;
-  // The last chunk and its tokens, a bit of each gradient that is wanted, and the chunk under way; and its rung, which
-  // has been read where the next one's is written.
-  static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, wanted = last_rows + 4,
-                       index = wanted + 4, rung = index + 4;
+  // The last chunk and its tokens, and the chunk under way; and its rung, which has been read where the next one's is
+  // written.
+  static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, index = last_rows + 4,
+                       rung = index + 4;
   static constexpr int gates_held = rung + 4;  // whether the chunk under way went by half blocks
   // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
-  static constexpr int anchors = gates_held + 12, by_queries = anchors;
+  static constexpr int anchors = gates_held + 16, by_queries = anchors;
   static constexpr int diagonal = anchors + Anchors::bytes;  // [64] of each group: what tokens have with themselves
   // Whether a chunk has logits of weak gates, a word of each warp that has turned them; of two chunks.
   static constexpr int weak = diagonal + 2 * kTile * 4;
@@ -177,10 +175,6 @@ struct ChannelsView {
   __device__ __forceinline__ int rows_in(int index) const {
     return index == last_chunk() ? static_cast<int>(load_shared_4(base + Layout::last_rows)) : kChunk;
   }
-  // In shared memory: what a loop does not change ptxas holds in registers of the warp, of which there are too few.
-  __device__ __forceinline__ bool is_wanted(Places::Tensor gradient) const {
-    return (load_shared_4(base + Layout::wanted) >> gradient & 1) != 0;
-  }
   __device__ __forceinline__ int index_there() const { return static_cast<int>(load_shared_4(base + Layout::index)); }
   __device__ __forceinline__ int index_now(int index) const {
     return again<Core>(index, [&] { return index_there(); });
@@ -191,9 +185,6 @@ struct ChannelsView {
   }
   // Whether gates of logits have a least value.
   __device__ __forceinline__ bool cut_off() const { return p.gate_min > -std::numeric_limits<float>::infinity(); }
-  __device__ __forceinline__ std::int64_t state_at() const {
-    return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim);
-  }
 
   // The rung of the chunk to come, in shared memory, for there is no register for it. Once a chunk, by all, behind the
   // barrier after which all have read its own; one anchor is followed by one anchor without a word.
@@ -245,15 +236,8 @@ struct ChannelsView {
   // The first group copies q and do, the second k, v and h, each half of g.
   __device__ __forceinline__ void load_from(int index, int rows, const char* first, const char* second,
                                             const char* gates, const char* state) const {
-    const int thread = fresh_thread();
     const bool queries = in_first_group();  // anew, as in store_rows
-    const std::uint32_t stage = stage_of(index), group = queries ? 0 : kTileBytes;
-    const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(queries ? p.q.token : p.k.token), rows,
-              p.key_dim, thread);
-    copy_tile(stage + Layout::d_o + group, elements(second),
-              static_cast<int>(queries ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
-    if (!queries) copy_image(stage + Layout::h, state, thread);
+    copy_inputs(stage_of(index), p, f.gradients, queries, rows, first, second, state);
     load_half_of_gates(index, rows, gates);
     ptx::copy_async_commit();
   }
@@ -388,12 +372,7 @@ struct ChannelsView {
   // tokens is taken away from it and k dk added (finish_after), so the queries' part of the gradient holds the very
   // products that are in dq: what is left is made of products that both have, for gates of any strength.
   __device__ __forceinline__ void put_beyond(float2 sums) const {
-    const int thread = fresh_thread(), row = row_of_element(thread, 0);
-    sums = sum_of_quad(sums);
-    if (thread % 4 == 0) {
-      put_float(base + Layout::beyond, row, sums.x);
-      put_float(base + Layout::beyond, row + 8, sums.y);
-    }
+    put_rows(base + Layout::beyond, sum_of_quad(sums), fresh_thread());
   }
 
   // dv and dg of the chunk after. held: dv, in the first group.
@@ -402,13 +381,12 @@ struct ChannelsView {
     const int after = index + 1, rows = rows_in(after);
     const std::uint32_t stage = stage_of(after);
     if (first_group) {
-      if (is_wanted(Places::dv)) {
-        store_through<Core>(stage + Layout::h, places().template get<__nv_bfloat16>(after, Places::dv),
-                            static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
+      if (auto* to = places().template get<__nv_bfloat16>(after, Places::dv)) {
+        store_through<Core>(stage + Layout::h, to, static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
       }
       return;
     }
-    if (!is_wanted(Places::dg)) return;
+    if (places().template get<void>(after, Places::dg) == nullptr) return;
     const std::uint32_t parts[4] = {stage + Layout::v, stage + Layout::k, stage + Layout::d_o, stage + Layout::q};
     const std::uint32_t from_beyond = base + Layout::beyond;
     float weight = 1.0f;  // of what is from beyond: 0 where it has been added
@@ -499,10 +477,9 @@ struct ChannelsView {
     const int thread = thread_shuffled<Core>(fresh_thread());
     const bool queries = in_first_group();  // anew: what hangs on it would be held through the walk
     const Strided& out = queries ? f.gradients.dq : f.gradients.dk;
-    if (is_wanted(queries ? Places::dq : Places::dk)) {
-      store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(),
-                          places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk),
-                          static_cast<int>(out.token), d, rows_in(index), p.key_dim);
+    if (auto* to = places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk)) {
+      store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(), to, static_cast<int>(out.token), d,
+                          rows_in(index), p.key_dim);
     }
     if (first_group && thread < 32) places().step_back(index_there(), thread);  // read again: no register holds it
   }

@@ -16,15 +16,14 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-struct RowsShared {
-  static constexpr int q = 0, k = kTileBytes, d_o = 2 * kTileBytes, v = 3 * kTileBytes, h = 4 * kTileBytes;
-  static constexpr int stage = 5 * kTileBytes;
-  static constexpr int x = 2 * stage, out = x + kTileBytes;  // dh^; a tile a group, through which gradients leave
-  static constexpr int sums = out + 2 * kTileBytes;          // [parity of the chunk][b: 64, 1 / f: 64]
-  static constexpr int dots = sums + 2 * 2 * kTile * 4;      // q . dq [64], k . dk [64]
-  static constexpr int beyond = dots + 2 * kTile * 4;        // [4 warps]: what dg has from beyond the chunk
-  static constexpr int places = beyond + 4 * 4;              // see Places
-  static constexpr int rows = places + 3 * 10 * 8;           // [parity of the chunk]: its tokens
+struct RowsShared : InputTiles {
+  static constexpr int stage = inputs_end;
+  static constexpr int x = 2 * stage, out = x + kTileBytes;    // dh^; a tile a group, through which gradients leave
+  static constexpr int sums = out + 2 * kTileBytes;            // [parity of the chunk][b: 64, 1 / f: 64]
+  static constexpr int dots = sums + 2 * 2 * kTile * 4;        // q . dq [64], k . dk [64]
+  static constexpr int beyond = dots + 2 * kTile * 4;          // [4 warps]: what dg has from beyond the chunk
+  static constexpr int places = beyond + 4 * 4;                // see Places
+  static constexpr int rows = places + 3 * Places::count * 8;  // [parity of the chunk]: its tokens
   static constexpr int total = rows + 2 * 4;
 };
 
@@ -58,11 +57,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   using Core = TensorCore80;
   constexpr Stored k_inner = Stored::k_inner, k_outer = Stored::k_outer;
   const bool first_group = in_first_group();
-  const int head = blockIdx.x % p.heads;
-  const std::int64_t n = blockIdx.x / p.heads;
-  const Span span = span_of(p.sequences, n);
-  const int chunks = static_cast<int>((span.length + kChunk - 1) / kChunk), last = chunks - 1;
-  const int rows_of_last = static_cast<int>(span.length - static_cast<std::int64_t>(last) * kChunk);
+  const OwnSequence own(p, static_cast<int>(blockIdx.x));
+  const int last = own.chunks() - 1, rows_of_last = own.rows(last);
   const std::uint32_t base = ptx::shared_address(shared);
   const std::uint32_t x_tile = base + Layout::x, out_tile = base + Layout::out + (first_group ? 0 : kTileBytes);
   const std::uint32_t dots = base + Layout::dots, beyond = base + Layout::beyond;
@@ -70,50 +66,18 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
   const auto sums_of = [&](int index) { return base + Layout::sums + (index & 1) * 2 * kTile * 4; };
   const auto rows_place = [&](int index) { return base + Layout::rows + (index & 1) * 4; };
   const auto rows_in = [&](int index) { return static_cast<int>(load_shared_4(rows_place(index))); };
-  const auto state_at = [&] { return fresh_block() * (static_cast<std::int64_t>(p.key_dim) * p.value_dim); };
-  const auto state_of = [&](const float* states) { return states == nullptr ? nullptr : states + state_at(); };
 
   const int gate_bytes = static_cast<int>(size_of(p.gate_dtype));
   const Places places{base + Layout::places};
-  const std::int64_t states_step = p.heads * kImageBytes;
-  const auto states_at = [&](int index) {
-    return static_cast<const char*>(p.states) + (span.chunk_begin + index) * states_step + head * kImageBytes;
-  };
-  // q, do and the rest of what is read are asked for a chunk ahead, gates two.
   if (threadIdx.x == 0) {
-    const auto start = [&](Places::Tensor tensor, const Strided& s, int index, int element) {
-      places.start(last, tensor, chunk_place(s, span, index, head, element), s.token * kChunk * element);
-    };
-    start(Places::q, p.q, last - 1, 2);
-    start(Places::d_o, f.gradients.d_o, last - 1, 2);
-    start(Places::k, p.k, last - 1, 2);
-    start(Places::v, p.v, last - 1, 2);
-    places.start(last, Places::states, states_at(last - 1), states_step);
-    start(Places::g, p.g, last - 2, gate_bytes);
-    start(Places::dq, f.gradients.dq, last, 2);
-    start(Places::dk, f.gradients.dk, last, 2);
-    start(Places::dv, f.gradients.dv, last, 2);
-    start(Places::dg, f.gradients.dg, last, gate_bytes);
+    own.start(places, f.gradients, last, gate_bytes, 2);
     store_shared_4(rows_place(last), rows_of_last);
   }
-
-  // The first group copies q and do, the second k, v and h.
-  const auto load_from = [&](int index, int rows, const char* first, const char* second, const char* third) {
-    const int thread = fresh_thread();
-    const std::uint32_t stage = stage_of(index), group = first_group ? 0 : kTileBytes;
-    const auto elements = [](const char* x) { return reinterpret_cast<const __nv_bfloat16*>(x); };
-    copy_tile(stage + Layout::q + group, elements(first), static_cast<int>(first_group ? p.q.token : p.k.token), rows,
-              p.key_dim, thread);
-    copy_tile(stage + Layout::d_o + group, elements(second),
-              static_cast<int>(first_group ? f.gradients.d_o.token : p.v.token), rows, p.value_dim, thread);
-    if (!first_group) copy_image(stage + Layout::h, third, thread);
-    ptx::copy_async_commit();
-  };
   const auto store = [&](int index, Places::Tensor tensor, const Strided& s, const Accumulator& a, int rows,
                          int columns) {
-    if (s.data == nullptr) return;
-    store_through<Core, !kGated>(out_tile, places.template get<__nv_bfloat16>(index, tensor), static_cast<int>(s.token),
-                                 a, rows, columns);
+    if (auto* to = places.template get<__nv_bfloat16>(index, tensor)) {
+      store_through<Core, !kGated>(out_tile, to, static_cast<int>(s.token), a, rows, columns);
+    }
   };
 
   // Gates: the block's last warp is a chunk ahead with the sums and two with the gates.
@@ -143,20 +107,21 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     const int thread = fresh_thread();
     if (thread % 32 == 0) put_float(beyond, thread / 32, sum);
   };
-  if (chunks > 0) {
-    load_from(last, rows_of_last, chunk_place(first_group ? p.q : p.k, span, last, head, 2),
-              chunk_place(first_group ? f.gradients.d_o : p.v, span, last, head, 2), states_at(last));
+  if (last >= 0) {
+    copy_inputs(stage_of(last), p, f.gradients, first_group, rows_of_last, own.place(first_group ? p.q : p.k, last),
+                own.place(first_group ? f.gradients.d_o : p.v, last), own.state(last));
+    ptx::copy_async_commit();
   }
   if (first_group) {
     clear(held);
   } else {
     const int thread = fresh_thread();
-    read_state(held, state_of(f.d_ht), p.key_dim, p.value_dim, 0, 0, thread);
+    read_state(held, state_of(f.d_ht, p, fresh_block()), p.key_dim, p.value_dim, 0, 0, thread);
   }
-  if (sums_gates() && chunks > 0) {
-    fetch_gates(rows_of_last, chunk_place(p.g, span, last, head, gate_bytes));
+  if (sums_gates() && last >= 0) {
+    fetch_gates(rows_of_last, own.place(p.g, last, gate_bytes));
     put_sums(last);
-    if (chunks > 1) fetch_gates(kChunk, chunk_place(p.g, span, last - 1, head, gate_bytes));
+    if (last > 0) fetch_gates(kChunk, own.place(p.g, last - 1, gate_bytes));
   }
   float constant_gate = 0.0f;  // the first warp's, of constant gates
   __syncthreads();
@@ -189,9 +154,11 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     }
     __syncthreads();  // the operands are there
     if (index > 0) {
-      load_from(index - 1, kChunk, places.get<char>(index, first_group ? Places::q : Places::k),
-                places.get<char>(index, first_group ? Places::d_o : Places::v),
-                first_group ? nullptr : places.get<char>(index, Places::states));
+      copy_inputs(stage_of(index - 1), p, f.gradients, first_group, kChunk,
+                  places.get<char>(index, first_group ? Places::q : Places::k),
+                  places.get<char>(index, first_group ? Places::d_o : Places::v),
+                  first_group ? nullptr : places.get<char>(index, Places::states));
+      ptx::copy_async_commit();
       if (sums_gates()) {
         put_sums(index - 1);
         if (index > 1) fetch_gates(kChunk, places.get<char>(index, Places::g));
@@ -288,12 +255,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
       Core::product<k_outer, k_outer>(held, q, d_o, fresh_thread());
     }
     if constexpr (kGated) {
-      const float2 dot = sum_of_quad(dot_rows(first_group ? q : k, d, thread));
-      if (thread % 4 == 0) {
-        const int row = row_of_element(thread, 0) + (first_group ? 0 : kTile);
-        put_float(dots, row, dot.x);
-        put_float(dots, row + 8, dot.y);
-      }
+      put_rows(dots + (first_group ? 0 : 4 * kTile), sum_of_quad(dot_rows(first_group ? q : k, d, thread)), thread);
     }
     store(index, first_group ? Places::dq : Places::dk, first_group ? f.gradients.dq : f.gradients.dk, d, rows,
           p.key_dim);
@@ -309,8 +271,8 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
 #pragma unroll
       for (int w = 0; w < 4; ++w) run += float_at(beyond, w);
       const auto difference = [&](int token) { return float_at(dots, token) - float_at(dots, kTile + token); };
-      const float2 sums_on = sum_from_here(difference(2 * lane), difference(2 * lane + 1), lane);
-      const float low_dg = run + sums_on.x, high_dg = run + sums_on.y;
+      const float high = difference(2 * lane + 1), both = high + difference(2 * lane), after = sum_to_come(both, lane);
+      const float low_dg = run + after, high_dg = run + (after - both + high);
       if (p.gate == GateKind::constant) {
         constant_gate += (2 * lane < rows ? low_dg : 0.0f) + (2 * lane + 1 < rows ? high_dg : 0.0f);
       } else if (f.gradients.dg.data) {
@@ -328,7 +290,7 @@ __device__ __forceinline__ void backward_rows(const Params& p, const FusedBackwa
     if (fresh_thread() == 0) f.gate_parts[fresh_block()] = constant_gate;
   }
   if (!first_group && f.dh0 != nullptr) {
-    write_state(f.dh0 + state_at(), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
+    write_state(state_of(f.dh0, p, fresh_block()), held, p.key_dim, p.value_dim, 0, 0, fresh_thread());
   }
 }
 
