@@ -380,33 +380,11 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
 // gates that are strong hardly anything else is left.
 __device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, std::uint32_t q_tile,
                                             int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    __syncwarp();
-    TensorCore80::load_a<Stored::k_inner>(x, q_tile, k16, thread);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {  // columns 16 k16 + 8 half and the next, of the lane's two rows
-      float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        const int i = 2 * half + row, at = 8 * k16 + 2 * i;
-        const float2 rounded = ptx::unpack_bf16(x[i]);
-        sum.x += rounded.x * d[at];
-        sum.y += rounded.y * d[at + 1];
-      }
-#pragma unroll
-      for (int distance = 4; distance < 32; distance *= 2) {
-        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, distance);
-        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, distance);
-      }
-      if (thread % 32 < 4) {
-        const std::uint32_t to = place + 4 * (16 * k16 + 8 * half + 2 * (thread % 4));
-        const float2 factor = load_shared_float2(to);
-        store_shared_float2(to, make_float2(sum.x * factor.x, sum.y * factor.y));
-      }
-    }
-  }
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, q_tile, thread);
+  const int lane = thread % 32;
+  const float2 sum = sum_over_rows(d, lane, two_of_operand(x)), factor = load_shared_float2(place + 8 * lane);
+  store_shared_float2(place + 8 * lane, make_float2(sum.x * factor.x, sum.y * factor.y));
 }
 
 // The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near.
