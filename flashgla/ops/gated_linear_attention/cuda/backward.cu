@@ -1,6 +1,4 @@
 // The backward as its plan has it: workspace, order of launches.
-#include <type_traits>
-
 #include "flashgla/base/cuda/check.h"
 #include "flashgla/ops/gated_linear_attention/cuda/backward/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/common.cuh"
@@ -63,13 +61,9 @@ void backward_in_one_kernel(Context& context, const Plan& plan, Params p, const 
   if (context.planning()) return;
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (plan.finds_states) launch_fused<Core>(context, states_only, {plan.groups, false, plan.features});
-  if (plan.backward == BackwardForm::key_gates) {
-    with_gates_of<false>(p, [&]<GatesAs kGate>() { BackwardLaunch<Core, kGate>::one_kernel(p, f, stream); });
-  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
-    launch_backward_by_role(p, f, context.architecture().multiprocessors, stream);
-  } else {
-    launch_backward_rows(p, f, p.gate != GateKind::none, stream);
-  }
+  with_gates_of<false>(p, [&]<GatesAs kGate>() {
+    BackwardLaunch<Core, kGate>::one_kernel(p, f, context.architecture().multiprocessors, stream);
+  });
   if (d_in.dg && problem.gate == GateKind::constant)
     launch_gate_sums(p, f.gate_parts, problem.sequences, 1, f.gradients.dg, stream);
 }

@@ -1,4 +1,4 @@
-// What the kernels of the chunked backward share, and their launchers; instantiations/ has one source a gate.
+// What the kernels of the backward share, and their launchers; instantiations/ has one source a gate.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,17 +29,14 @@ struct FusedBackward {
 // The launchers of one tensor core and way to find gates.
 template <class Core, GatesAs kGate>
 struct BackwardLaunch {
-  // Key gates: K, V <= 64, G = H, states kept.
-  static void one_kernel(const Params& p, const FusedBackward& f, cudaStream_t stream);
+  // K, V <= 64, G = H, states kept; without key gates on Hopper at every fourth chunk, and rows of q, k, v and do as
+  // TMA takes them.
+  static void one_kernel(const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream);
   static void dq_dk_dg(const Params& p, const BackwardWorkspace& w, const Gradients& d, int multiprocessors,
                        cudaStream_t stream);
   // One gate a token: the rows of gate_parts beyond the key tiles.
   static void constant_gate_pairs(const Params& p, const BackwardWorkspace& w, const Strided& d_o, cudaStream_t stream);
 };
-// As one_kernel, without gates or with one a token: on mma.sync; and on Hopper, from states kept at every fourth chunk,
-// rows of q, k, v and do as TMA takes them.
-void launch_backward_rows(const Params& p, const FusedBackward& f, bool gated, cudaStream_t stream);
-void launch_backward_by_role(const Params& p, const FusedBackward& f, int multiprocessors, cudaStream_t stream);
 // Sums parts [tiles, rows, G] into dg of scalar gates (a row a token) or constant gates, in a fixed order; where the
 // number of chunks is given (on the device), not if there are none.
 void launch_gate_sums(const Params& p, const float* parts, std::int64_t rows, int tiles, const Strided& dg,
