@@ -278,22 +278,29 @@ __device__ __forceinline__ void add_blocks(Accumulator& d, Pairs pairs, std::uin
   scale_columns_at(d, factors);
   if (near) add(t);
 }
-// e: d times what the tile has in the warp's rows, times sign. kAdd: to what is there.
+// Of k-step k16 what a tile has in the warp's rows times d.
+__device__ __forceinline__ void multiply_rows(float (&e)[8], std::uint32_t tile, const Accumulator& d, int k16,
+                                              int thread) {
+  std::uint32_t x[4];
+  TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = ptx::unpack_bf16(x[i]);
+    e[2 * i] = pair.x * d[8 * k16 + 2 * i];
+    e[2 * i + 1] = pair.y * d[8 * k16 + 2 * i + 1];
+  }
+}
+// e: these times sign. kAdd: to what is there.
 template <bool kAdd, class Sums>
 __device__ __forceinline__ void sum_products(Sums& e, float sign, const Accumulator& d, std::uint32_t tile,
                                              int thread) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4];
-    __syncwarp();
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
     float more[8];
+    __syncwarp();
+    multiply_rows(more, tile, d, k16, thread);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 rounded = ptx::unpack_bf16(x[i]);
-      more[2 * i] = sign * (rounded.x * d[8 * k16 + 2 * i]);
-      more[2 * i + 1] = sign * (rounded.y * d[8 * k16 + 2 * i + 1]);
-    }
+    for (int i = 0; i < 8; ++i) more[i] *= sign;
     add_eight<kAdd>(e, k16, more);
   }
 }

@@ -200,7 +200,7 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
   __syncthreads();  // all operands have been read
   const std::uint32_t parts = view.stage_of(index);
   put_halves<Core>(parts + Layout::d_o + (first_group ? 0 : kTileBytes), parts + (first_group ? Layout::q : Layout::k),
-                   e(), fresh_thread());
+                   fresh_thread(), [at = e()](float(&x)[8], int k16) { at.get(k16, x); });
   // The gradient before the chunk holds the queries' products as they are in dq, rounded once more for its own sake:
   // dg has the sum of the former.
   if (!first_group && fresh_thread() < kTile) {

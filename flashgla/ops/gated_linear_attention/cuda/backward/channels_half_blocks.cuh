@@ -19,10 +19,7 @@ __device__ __forceinline__ bool gate_half_blocks(const ChannelsView<Core, kGates
       if (t < kHalfBlocks) to.put_factor(t, of_rows, fresh_thread());
       last = of_rows;
     });
-    Accumulator decayed;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) decayed[i] = held[i] * (i & 2 ? last.y : last.x);
-    put_rounded<Core>(view.x_tile(), decayed, fresh_thread());
+    view.put_decayed(held, last, fresh_thread());
     to.put_factor(kHalfBlocks, make_float2(last.x * below.x, last.y * below.y), fresh_thread());
   }
   const int thread = fresh_shuffled();
@@ -53,7 +50,7 @@ __device__ __forceinline__ float2 of_first_gates(const ChannelsView<Core, kGates
     const float rounded = channel % 2 == 0 ? pair.x : pair.y;
     float gate = rounded;
     if constexpr (view.kInF32) {
-      if (channel < view.p.key_dim) gate = reinterpret_cast<const float*>(view.own_gates(index))[channel];
+      if (channel < view.p.key_dim) gate = reinterpret_cast<const float*>(view.own_rows(index, Places::g))[channel];
     }
     return ptx::exp2((gate - fmaxf(rounded, kLeastGate)) * kLog2E);
   };

@@ -55,33 +55,14 @@ struct ChannelsShared : InputTiles {
   static constexpr int total = weak + 2 * 16;
 };
 
-// E = the tile's elements times the accumulator's, of this warp's rows: high halves to a tile, low ones in place.
-template <class Core>
-__device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t tile, const Accumulator& d, int thread) {
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t x[4], y[4];
-    TensorCore80::load_a<Stored::k_inner>(x, tile, k16, thread);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = ptx::unpack_bf16(x[i]);
-      float first = pair.x * d[8 * k16 + 2 * i], second = pair.y * d[8 * k16 + 2 * i + 1];
-      x[i] = take_bf16(first, second);
-      y[i] = ptx::pack_bf16(first, second);
-    }
-    Core::put_fragment(high, x, k16, thread);
-    Core::put_fragment(tile, y, k16, thread);
-  }
-}
-
-// The same of E as it is: high halves to one tile, low ones to another.
-template <class Core>
-__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, const Beside& sums, int thread) {
+// E of this warp's rows, a k-step at a time by products(e, k16): high halves to one tile, low ones to another.
+template <class Core, class Products>
+__device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low, int thread, Products products) {
 #pragma unroll
   for (int k16 = 0; k16 < 4; ++k16) {
     std::uint32_t x[4], y[4];
     float e[8];
-    sums.get(k16, e);
+    products(e, k16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[i] = take_bf16(e[2 * i], e[2 * i + 1]);
@@ -90,6 +71,11 @@ __device__ __forceinline__ void put_halves(std::uint32_t high, std::uint32_t low
     Core::put_fragment(high, x, k16, thread);
     Core::put_fragment(low, y, k16, thread);
   }
+}
+// E = the tile's elements times the accumulator's, low halves in place.
+template <class Core>
+__device__ __forceinline__ void put_products(std::uint32_t high, std::uint32_t tile, const Accumulator& d, int thread) {
+  put_halves<Core>(high, tile, thread, [&](float(&e)[8], int k16) { multiply_rows(e, tile, d, k16, thread); });
 }
 
 // Running sums over the tokens of the sum of the first kAdded tiles less the others, up to this warp's rows (kBefore:
@@ -249,23 +235,21 @@ struct ChannelsView {
     load_from(index - 1, kChunk, at.get<char>(index, first_group ? Places::q : Places::k),
               at.get<char>(index, first_group ? Places::d_o : Places::v), gates, at.get<char>(index, Places::states));
     if (kInF32 && first_group && index > 1) {  // the chunk before that
-      const auto step = static_cast<std::int64_t>(Places::load(at.at(0, 2 * Places::count + Places::g)));
+      const std::int64_t step = at.step(Places::g);
       ask_for_f32_gates(Rows{gates - step, static_cast<int>(step / kChunk), kChunk, p.key_dim}, fresh_thread());
     }
   }
-  // The gates of the chunk under way in memory.
-  __device__ __forceinline__ const char* own_gates(int index) const {
-    return places().template get<char>(index, Places::g) +
-           static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + Places::g)));
+  // The chunk under way in a tensor that is asked for a chunk ahead.
+  __device__ __forceinline__ const char* own_rows(int index, Places::Tensor tensor) const {
+    return places().template get<char>(index, tensor) + places().step(tensor);
   }
   // q or k of the chunk under way once more, as they are.
   __device__ __forceinline__ void reload(int index) const {
     const bool queries = again<Core>(first_group, in_first_group);
     const Places::Tensor tensor = queries ? Places::q : Places::k;
-    const auto step = static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + tensor)));  // bytes
     copy_tile(stage_of(index) + (queries ? Layout::q : Layout::k),
-              reinterpret_cast<const __nv_bfloat16*>(places().template get<char>(index, tensor) + step),
-              static_cast<int>(step / (kChunk * 2)), rows_in(index), p.key_dim, fresh_thread());
+              reinterpret_cast<const __nv_bfloat16*>(own_rows(index, tensor)),
+              static_cast<int>(places().step(tensor) / (kChunk * 2)), rows_in(index), p.key_dim, fresh_thread());
     ptx::copy_async_commit();
     ptx::copy_async_wait<0>();
   }
@@ -326,6 +310,13 @@ struct ChannelsView {
     }
     Core::put_fragment(own_tile, x, t, thread);
   }
+  // dh^ to its tile.
+  __device__ __forceinline__ void put_decayed(const Accumulator& held, float2 decay, int thread) const {
+    put_pairs<Core>(x_tile(), thread, [&](int i) {
+      const float of_row = i & 1 ? decay.y : decay.x;
+      return ptx::pack_bf16(held[2 * i] * of_row, held[2 * i + 1] * of_row);
+    });
+  }
   // q~ and k~ in place, and dh^ to its tile, as if the rung served; whether it does for what this thread has seen.
   // decay: of dh's rows.
   template <bool kByAnchors>
@@ -357,12 +348,7 @@ struct ChannelsView {
     const Exponent of_sums = exponent();
     visit_sums<Core, false, 1>(sums, g, thread,
                                [&](int t, const float(&b)[8]) { gate_step(own_tile, t, b, of_sums, thread); });
-    if (!first_group) {
-      Accumulator decayed;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) decayed[i] = held[i] * (i & 2 ? decay.y : decay.x);
-      put_rounded<Core>(x_tile(), decayed, thread);
-    }
+    if (!first_group) put_decayed(held, decay, thread);
     return in_range;
   }
 
@@ -460,12 +446,10 @@ struct ChannelsView {
     });
     __syncwarp();
     if (kByLogits && cut_off()) {
-      const auto step = static_cast<std::int64_t>(Places::load(places().at(0, 2 * Places::count + Places::g)));
       const auto stride = [](const Strided& s) { return static_cast<int>(s.token) * 2; };
       store_tile_by_logits(
           Rows{places().template get<char>(after, Places::dg), stride(f.gradients.dg), rows, p.key_dim},
-          Rows{places().template get<char>(after, Places::g) + step, stride(p.g), rows, p.key_dim}, stage + Layout::g,
-          p, fresh_thread());
+          Rows{own_rows(after, Places::g), stride(p.g), rows, p.key_dim}, stage + Layout::g, p, fresh_thread());
     } else {
       store_tile_rows(stage + Layout::g, places().template get<__nv_bfloat16>(after, Places::dg),
                       static_cast<int>(f.gradients.dg.token), rows, p.key_dim, thread_shuffled<Core>(fresh_thread()));

@@ -30,9 +30,12 @@ struct Places {
     store(at(index, tensor), reinterpret_cast<std::uint64_t>(place));
     store(at(0, 2 * count + tensor), static_cast<std::uint64_t>(step));
   }
+  __device__ __forceinline__ std::int64_t step(int tensor) const {
+    return static_cast<std::int64_t>(load(at(0, 2 * count + tensor)));
+  }
   // Thread `tensor` of one warp: its place one chunk back.
   __device__ __forceinline__ void step_back(int index, int tensor) const {
-    if (tensor < count) store(at(index - 1, tensor), load(at(index, tensor)) - load(at(0, 2 * count + tensor)));
+    if (tensor < count) store(at(index - 1, tensor), load(at(index, tensor)) - step(tensor));
   }
 };
 
