@@ -13,57 +13,11 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-constexpr int kOuterFactor = kBlocks;  // after those: from the chunk's start (keys: to its end)
-
-// 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, in pieces of 16 bytes, a
-// k-step's beside each other: where local memory would go to the L2.
-struct Beside {
-  static constexpr int piece = 16 * 2 * kGroupThreads;
-  std::uint32_t own;  // this thread's first piece
-  template <bool kAdd>
-  __device__ __forceinline__ void add(int k16, const float (&more)[8]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t at = own + (2 * k16 + half) * piece;
-      float x[4] = {};
-      if (kAdd) read(at, x);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] += more[4 * half + i];
-      store_shared_16(
-          at, make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])));
-    }
-  }
-  __device__ __forceinline__ void get(int k16, float (&x)[8]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      read(own + (2 * k16 + half) * piece, reinterpret_cast<float(&)[4]>(x[4 * half]));
-    }
-  }
-  __device__ __forceinline__ void put_operand(const std::uint32_t (&x)[16]) const {
-#pragma unroll
-    for (int k16 = 0; k16 < 4; ++k16) {
-      store_shared_16(own + k16 * piece, make_uint4(x[4 * k16], x[4 * k16 + 1], x[4 * k16 + 2], x[4 * k16 + 3]));
-    }
-  }
-  // As operand_of.
-  __device__ __forceinline__ void operator()(std::uint32_t (&x)[4], int k16) const {
-    const uint4 all = load_shared_16(own + k16 * piece);
-    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-  }
-  static __device__ __forceinline__ void read(std::uint32_t at, float (&x)[4]) {
-    const uint4 all = load_shared_16(at);
-    x[0] = __uint_as_float(all.x), x[1] = __uint_as_float(all.y);
-    x[2] = __uint_as_float(all.z), x[3] = __uint_as_float(all.w);
-  }
-};
+// What e is summed up in may also be of a kind of its own, with this function for it.
 template <bool kAdd, template <class, int> class Kept>
 __device__ __forceinline__ void add_eight(Kept<float, 32>& e, int k16, const float (&more)[8]) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) e.x[8 * k16 + i] = (kAdd ? e.x[8 * k16 + i] : 0.0f) + more[i];
-}
-template <bool kAdd>
-__device__ __forceinline__ void add_eight(const Beside& e, int k16, const float (&more)[8]) {
-  e.template add<kAdd>(k16, more);
 }
 
 // In registers without a branch, by which two of them would become one of two places in memory.
@@ -379,43 +333,6 @@ __device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& d
   }
   other.get(dq);
   sync_fresh_group();  // q', k' and a have been read
-}
-
-// What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in
-// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk; q_tile: q'. dg_t
-// takes q_i dq_i of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with
-// gates that are strong hardly anything else is left.
-__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, std::uint32_t q_tile,
-                                            int thread) {
-  std::uint32_t x[16];
-  load_operand<Stored::k_inner>(x, q_tile, thread);
-  const int lane = thread % 32;
-  const float2 sum = sum_over_rows(d, lane, two_of_operand(x)), factor = load_shared_float2(place + 8 * lane);
-  store_shared_float2(place + 8 * lane, make_float2(sum.x * factor.x, sum.y * factor.y));
-}
-
-// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near.
-// queries: q as loaded; exponents: exponents_from_anchor; keys_tile: k'; room: put_factors.
-template <class Queries>
-__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Queries queries, const Accumulator& exponents,
-                                            std::uint32_t keys_tile, std::uint32_t room, bool near, float scale,
-                                            int thread) {
-  Accumulator gated_queries, scores;
-  clear(scores);
-#pragma unroll
-  for (int k16 = 0; k16 < 4; ++k16) {
-    std::uint32_t q[4];
-    queries(q, k16);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int at = 8 * k16 + 2 * i;
-      const float2 y = gated(q[i], scale, power_of(two_of(exponents)(k16, i)));
-      gated_queries[at] = y.x;
-      gated_queries[at + 1] = y.y;
-    }
-  }
-  add_scores(scores, gated_queries, nullptr, keys_tile, room, near);
-  select_pairs<false>(operand, scores, thread);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -6,6 +6,73 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
+constexpr int kOuterFactor = kBlocks;  // after put_factors: from the rows' anchor to the chunk's start (keys: its end)
+
+// 32 floats or, as operands, 16 registers of each of the block's threads in shared memory, where local memory would go
+// to the L2.
+struct Beside {
+  std::uint32_t own;  // this thread's first word
+  __device__ __forceinline__ std::uint32_t word(int i) const { return own + 4 * kFusedThreads * i; }
+  __device__ __forceinline__ void get(int k16, float (&x)[8]) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = float_at(word(8 * k16 + i));
+  }
+  __device__ __forceinline__ void put_operand(const std::uint32_t (&x)[16]) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) store_shared_4(word(i), x[i]);
+  }
+  // As operand_of.
+  __device__ __forceinline__ void operator()(std::uint32_t (&x)[4], int k16) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = load_shared_4(word(4 * k16 + i));
+  }
+};
+template <bool kAdd>
+__device__ __forceinline__ void add_eight(const Beside& e, int k16, const float (&more)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const std::uint32_t at = e.word(8 * k16 + i);
+    put_float(at, 0, (kAdd ? float_at(at) : 0.0f) + more[i]);
+  }
+}
+
+// What the warp's queries add to the state before the chunk times its gradient: sum_i q'_i d_i times the factor in
+// `place`, a vector of the warp's own, which is written over. d: what dq has from beyond the chunk; q_tile: q'. dg_t
+// takes q_i dq_i of earlier tokens away from this sum again, so the same rounded q' and the same d are in both: with
+// gates that are strong hardly anything else is left.
+__device__ __forceinline__ void sum_queries(std::uint32_t place, const Accumulator& d, std::uint32_t q_tile,
+                                            int thread) {
+  std::uint32_t x[16];
+  load_operand<Stored::k_inner>(x, q_tile, thread);
+  const int lane = thread % 32;
+  const float2 sum = sum_over_rows(d, lane, two_of_operand(x)), factor = load_shared_float2(place + 8 * lane);
+  store_shared_float2(place + 8 * lane, make_float2(sum.x * factor.x, sum.y * factor.y));
+}
+
+// The scores of the warp's queries, times scale, as an operand [query][key], but those inside a block that is not near.
+// queries: q as loaded; exponents: exponents_from_anchor; keys_tile: k'; room: put_factors.
+template <class Queries>
+__device__ __forceinline__ void find_scores(std::uint32_t (&operand)[16], Queries queries, const Accumulator& exponents,
+                                            std::uint32_t keys_tile, std::uint32_t room, bool near, float scale,
+                                            int thread) {
+  Accumulator gated_queries, scores;
+  clear(scores);
+#pragma unroll
+  for (int k16 = 0; k16 < 4; ++k16) {
+    std::uint32_t q[4];
+    queries(q, k16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * k16 + 2 * i;
+      const float2 y = gated(q[i], scale, power_of(two_of(exponents)(k16, i)));
+      gated_queries[at] = y.x;
+      gated_queries[at + 1] = y.y;
+    }
+  }
+  add_scores(scores, gated_queries, nullptr, keys_tile, room, near);
+  select_pairs<false>(operand, scores, thread);
+}
+
 // The rung of the chunk before, from what blocks have told each other in `room`.
 template <class Core>
 __device__ __forceinline__ Rung rung_after_blocks(std::uint32_t room, const BlockSums& blocks) {
@@ -35,11 +102,11 @@ __device__ __forceinline__ int chunk_by_blocks(const ChannelsView<Core, kGates>&
 
   // In the tiles of the chunk before, which is asked for in the end: scale q dq, or k dk; and k (q) where a block is
   // not near.
-  const auto beside = [&](int piece) {
-    return Beside{view.stage_of(view.index_there() + 1) + 16 * (kFusedThreads * piece + static_cast<int>(threadIdx.x))};
+  const auto beside = [&](int words) {
+    return Beside{view.stage_of(view.index_there() + 1) + 4 * (kFusedThreads * words + static_cast<int>(threadIdx.x))};
   };
   const auto e = [&] { return beside(0); };
-  const auto others = [&] { return beside(8); };
+  const auto others = [&] { return beside(32); };
   Local<std::uint32_t, 16> found_pairs, found_scores, outer;
   Local<float, 32> gradient;  // of the state, in the second group
   if (!first_group) {         // dh before its decay to its tile
