@@ -1,4 +1,4 @@
-// dq and dk of a chunk by blocks (tiles/ladder.cuh).
+// What dq and dk of a chunk by blocks (tiles/ladder.cuh) are made with: keys_gradients.cuh, channels_by_blocks.cuh.
 //
 // With a_ij = do_i v_j of the pairs inside the chunk and x_i, y_j what comes from beyond it,
 //     dq_i = 2^G_i x_i + sum_j a_ij k_j 2^(G_i - G_j)      dk_j = 2^(sum of later gates) y_j + scale sum_i a_ij q_i
@@ -257,82 +257,6 @@ __device__ __forceinline__ void sum_products(Sums& e, float sign, const Accumula
     for (int i = 0; i < 8; ++i) more[i] *= sign;
     add_eight<kAdd>(e, k16, more);
   }
-}
-
-// By a group of 128 threads that has dq and dk (mirrored: dk and dq) from beyond the chunk: these get their factors and
-// the pairs inside come to them, but for the powers 2^left and 2^-left; e: the first one times its scale q (k) less the
-// second one times its own. q_tile, k_tile (mirrored: of k and q): rows as loaded, which await_rows waits for, lost;
-// a: rows of the first one, zero where the query is before the key; x_tile: room for a tile; the gates may lie there.
-// dk's pairs are times scale, dq is not yet. visit_keys(dk, to_end): dk from beyond the chunk, the tile of k' beside
-// it, and for the lane's two channels the factors from the keys' anchor to the chunk's end. Kept: where what waits
-// lies, Local or Held.
-template <class Core, template <class, int> class Kept, class SumGates, class AwaitRows, class VisitKeys>
-__device__ __forceinline__ void finish_by_blocks(Accumulator& dq, Accumulator& dk, Accumulator& left,
-                                                 Kept<float, 32>& e, bool mirrored, std::uint32_t q_tile,
-                                                 std::uint32_t k_tile, std::uint32_t a_tile, std::uint32_t x_tile,
-                                                 float scale, SumGates sum_gates, AwaitRows await_rows,
-                                                 VisitKeys visit_keys) {
-  const int thread = fresh_thread(), warp = thread / 32, lane = thread % 32;
-  Kept<float, 32> other;
-  other.put(dk);
-  Kept<std::uint32_t, 16> q, k;
-  std::uint32_t loaded[16];
-  Accumulator& sums = left;
-  sum_gates(sums, thread);
-  __syncwarp();
-  const bool near = is_near(sums, lane);
-  publish_block(x_tile, sums, near, thread);
-  await_rows();
-  exponents_from_anchor(sums, x_tile, near, mirrored, thread);
-  // Exponents of the same tokens as keys (mirrored: queries), which have the same anchor in a near block, and else the
-  // other end of it.
-  const auto other_exponent = [&](int k16, int i) {
-    float2 total = make_float2(0.0f, 0.0f);
-    if (!near) total = of_columns(block_total(x_tile, warp), k16, i, thread);
-    return make_float2(total.x - sums[8 * k16 + 2 * i], total.y - sums[8 * k16 + 2 * i + 1]);
-  };
-  const auto unseen = [](int, float2) {};
-  load_operand<Stored::k_inner>(loaded, q_tile, thread);
-  q.put(loaded);
-  put_gated<Core>(q_tile, loaded, mirrored ? 1.0f : scale, thread, two_of(sums), unseen);
-  load_operand<Stored::k_inner>(loaded, k_tile, thread);
-  k.put(loaded);
-  put_gated<Core>(k_tile, loaded, mirrored ? scale : 1.0f, thread, other_exponent, unseen);
-  sync_fresh_group();
-  float2 to_end = put_factors(x_tile, mirrored, warp, lane);
-  __syncwarp();
-  if (mirrored) visit_keys(dq, power_of(to_end));
-  const auto rows_of_a = [&](std::uint32_t(&a)[4], int k16) {
-    TensorCore80::load_a<Stored::k_inner>(a, a_tile, k16, thread);
-  };
-  add_blocks(dq, rows_of_a, k_tile, x_tile, near, mirrored, thread);
-  sum_products<false>(e, 1.0f, dq, q_tile, thread);
-  if (!near) scale_by_powers(dq, two_of(sums));
-  __syncwarp();
-  to_end = put_factors(x_tile, !mirrored, warp, lane);
-  __syncwarp();
-  other.get(dk);
-  other.put(dq);
-  if (!mirrored) visit_keys(dk, power_of(to_end));
-  __syncwarp();
-  const auto columns_of_a = [&](std::uint32_t(&a)[4], int k16) {
-    TensorCore80::load_a<Stored::k_outer>(a, a_tile, k16, thread);
-  };
-  add_blocks(dk, columns_of_a, q_tile, x_tile, near, !mirrored, thread);
-  sum_products<true>(e, -1.0f, dk, k_tile, thread);
-  if (!near) {
-    scale_by_powers(dk, other_exponent);
-    std::uint32_t own[4];
-    TensorCore80::load_a<Stored::k_outer>(own, a_tile, warp, fresh_thread());
-    Kept<float, 32> aside;
-    aside.put(dk);
-    add_halves<true, true>(other.x, aside.x, e, -1.0f, own, operand_of(q.x), operand_of(k.x), sums, scale,
-                           fresh_thread(), nullptr, mirrored);
-    aside.get(dk);
-    clear(left);
-  }
-  other.get(dq);
-  sync_fresh_group();  // q', k' and a have been read
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -223,8 +223,96 @@ struct PairEnd {
     load_tile(view.own_tile(queries ? Layout::q : Layout::k), rows, thread);
     ptx::copy_async_commit();
   }
-  // Of a steep tile, by blocks: across and within to dq over the scale and dk, but for the powers of b that they leave
-  // with. e: scale q dq - k dk, of the early chunk k dk - q dq.
+  // Of a steep tile: gates over each warp's block in sums.
+  __device__ __forceinline__ void sum_blocks(Accumulator& sums, int thread) const {
+    if constexpr (kGate == GatesAs::bf16) {
+      sum_block(sums, own_gates, thread);
+    } else if constexpr (kGate == GatesAs::f32) {
+      const Rows gates = view.rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim);
+      sum_block_of(sums, thread, [&](int row, int column) { return f32_gates_at(gates, row, column); });
+    } else {
+      const char* from = view.token_gates(at);
+      sum_block_of(sums, thread, [&](int row, int) {
+        const float g = row < rows ? load_as(p.gate_dtype, from, row * p.g.token) * kLog2E : 0.0f;
+        return make_float2(g, g);
+      });
+    }
+  }
+  // dk from beyond the chunk times k', beside which it lies, and what is from the keys' anchor to the chunk's end.
+  __device__ __forceinline__ void sum_steep_keys(const Accumulator& beyond, float2 exponents_to_end) const {
+    const float2 to_end = power_of(exponents_to_end);
+    const int own = fresh_thread();
+    sum_beyond(by_keys, shared + view.own(Layout::k), beyond, own);
+    by_keys[own / 32][2 * (own % 32)] *= to_end.x;
+    by_keys[own / 32][2 * (own % 32) + 1] *= to_end.y;
+  }
+  // Of a steep tile, by blocks, with time mirrored of the early chunk (by_blocks.cuh): across and within, from beyond
+  // the chunk, to dq over the scale and dk, but for the powers of b, to base 2, that they leave with. e: scale q dq - k
+  // dk, of the early chunk k dk - q dq. Kept: where what waits lies, Local or Held.
+  template <template <class, int> class Kept>
+  __device__ __forceinline__ void add_by_blocks(Accumulator& across, Accumulator& within, Accumulator& b,
+                                                Kept<float, 32>& e) const {
+    const int own = fresh_thread(), own_warp = own / 32, own_lane = own % 32;
+    const bool mirrored = !late;
+    const std::uint32_t room = own_gates, first_tile = base + across_tile, second_tile = base + within_tile;
+    Kept<float, 32> other;
+    other.put(within);
+    Kept<std::uint32_t, 16> first_rows, second_rows;
+    std::uint32_t loaded[16];
+    Accumulator& sums = b;
+    sum_blocks(sums, own);
+    __syncwarp();
+    const bool near = is_near(sums, own_lane);
+    publish_block(room, sums, near, own);
+    ptx::copy_async_wait<0>();
+    __syncwarp();  // a warp reads what it has loaded
+    exponents_from_anchor(sums, room, near, mirrored, own);
+    // Exponents of the same tokens as keys (mirrored: queries), which have the same anchor in a near block, and else
+    // the other end of it.
+    const auto other_exponent = [&](int k16, int i) {
+      float2 total = make_float2(0.0f, 0.0f);
+      if (!near) total = of_columns(block_total(room, own_warp), k16, i, own);
+      return make_float2(total.x - sums[8 * k16 + 2 * i], total.y - sums[8 * k16 + 2 * i + 1]);
+    };
+    const auto unseen = [](int, float2) {};
+    load_operand<k_inner>(loaded, first_tile, own);
+    first_rows.put(loaded);
+    put_gated<Core>(first_tile, loaded, mirrored ? 1.0f : p.scale, own, two_of(sums), unseen);
+    load_operand<k_inner>(loaded, second_tile, own);
+    second_rows.put(loaded);
+    put_gated<Core>(second_tile, loaded, mirrored ? p.scale : 1.0f, own, other_exponent, unseen);
+    sync_fresh_group();
+    float2 to_end = put_factors(room, mirrored, own_warp, own_lane);
+    __syncwarp();
+    if (mirrored) sum_steep_keys(across, to_end);
+    const auto rows_of_a = [&](std::uint32_t(&a)[4], int k16) { TensorCore80::load_a<k_inner>(a, own_a, k16, own); };
+    add_blocks(across, rows_of_a, second_tile, room, near, mirrored, own);
+    sum_products<false>(e, 1.0f, across, first_tile, own);
+    if (!near) scale_by_powers(across, two_of(sums));
+    __syncwarp();
+    to_end = put_factors(room, !mirrored, own_warp, own_lane);
+    __syncwarp();
+    other.get(within);
+    other.put(across);
+    if (!mirrored) sum_steep_keys(within, to_end);
+    __syncwarp();
+    const auto columns_of_a = [&](std::uint32_t(&a)[4], int k16) { TensorCore80::load_a<k_outer>(a, own_a, k16, own); };
+    add_blocks(within, columns_of_a, first_tile, room, near, !mirrored, own);
+    sum_products<true>(e, -1.0f, within, second_tile, own);
+    if (!near) {
+      scale_by_powers(within, other_exponent);
+      std::uint32_t block[4];
+      TensorCore80::load_a<k_outer>(block, own_a, own_warp, fresh_thread());
+      Kept<float, 32> aside;
+      aside.put(within);
+      add_halves<true, true>(other.x, aside.x, e, -1.0f, block, operand_of(first_rows.x), operand_of(second_rows.x),
+                             sums, p.scale, fresh_thread(), nullptr, mirrored);
+      aside.get(within);
+      clear(b);
+    }
+    other.get(across);
+    sync_fresh_group();  // q', k' and a have been read
+  }
   template <template <class, int> class Kept>
   __device__ __forceinline__ void finish_steep(Accumulator& across, Accumulator& within, Accumulator& b,
                                                std::uint32_t (&crossed)[16], Kept<float, 32>& e) const {
@@ -235,39 +323,13 @@ struct PairEnd {
       Core::finish(across);
       View::meet();
       load_again(late);
-      const auto await_rows = [] {
-        ptx::copy_async_wait<0>();
-        __syncwarp();  // a warp reads what it has loaded
-      };
       if constexpr (kGrouped && kBulk && kGate == GatesAs::bf16) {  // another query head has had the gates' place
         view.load_gates(at);
         ptx::copy_async_wait<0>();
         view.turn_gates(at);
         __syncwarp();
       }
-      finish_by_blocks<Core>(
-          across, within, b, e, !late, base + across_tile, base + within_tile, own_a, own_gates, p.scale,
-          [&](Accumulator& sums, int thread) {
-            if constexpr (kGate == GatesAs::bf16) {
-              sum_block(sums, own_gates, thread);
-            } else if constexpr (kGate == GatesAs::f32) {
-              const Rows gates = view.rows_at(at, p.g, 4, at.kv_head, channel, p.key_dim);
-              sum_block_of(sums, thread, [&](int row, int column) { return f32_gates_at(gates, row, column); });
-            } else {
-              const char* from = view.token_gates(at);
-              sum_block_of(sums, thread, [&](int row, int) {
-                const float g = row < rows ? load_as(p.gate_dtype, from, row * p.g.token) * kLog2E : 0.0f;
-                return make_float2(g, g);
-              });
-            }
-          },
-          await_rows,
-          [&](const Accumulator& beyond_keys, float2 to_end) {
-            const int thread = fresh_thread();
-            sum_beyond(by_keys, shared + view.own(Layout::k), beyond_keys, thread);
-            by_keys[thread / 32][2 * (thread % 32)] *= to_end.x;
-            by_keys[thread / 32][2 * (thread % 32) + 1] *= to_end.y;
-          });
+      add_by_blocks(across, within, b, e);
 #pragma unroll
       for (int i = 0; i < 32; ++i) b[i] *= (late ? 1.0f : -1.0f) / (View::kTileOfGates ? kLog2E : 1.0f);
     }
