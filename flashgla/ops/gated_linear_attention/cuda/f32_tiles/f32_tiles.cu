@@ -26,11 +26,6 @@ Prepared take_images(Context& context, const Params& p, std::int64_t image_bytes
           .scale = p.scale};
 }
 
-template <class Kernel>
-void pass_states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
-  in_segments(pass, [&](const SplitPass& each) { SplitLaunch<Kernel>::states(p, each, backwards, stream); });
-}
-
 // A call's two sides, q, k, g and do, v, gv, as problems of gates over keys; without gates over values the keys' is the
 // call. The scale is in what is prepared of the keys, but for backwards of bf16 (value_gates/README.md).
 struct Sides {
@@ -87,7 +82,7 @@ void forward(Context& context, const Plan& plan, const Params& p) {
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (pass.prepared.q != nullptr) Launch::prepare(context, sides.keys, pass.prepared, stream);
   if (sides.gated_values) Launch::later(sides.values, pass.values, stream);
-  pass_states<Kernel>(p, pass, false, stream);
+  Launch::states(p, pass, false, stream);
   const SplitOutputs outputs{p.v, p.o, states, pass.prepared, pass.values.k};
   sides.gated_values ? Launch::gated_outputs(sides.values, outputs, stream)
                      : Launch::outputs(p, outputs, false, stream);
@@ -126,8 +121,8 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
   const auto stream = static_cast<cudaStream_t>(context.stream());
   if (forwards.prepared.q != nullptr) Launch::prepare(context, sides.keys, forwards.prepared, stream);
   if (sides.gated_values) Launch::prepare(context, sides.values, forwards.values, stream);
-  if (plan.finds_states) pass_states<Kernel>(p, forwards, false, stream);
-  pass_states<Kernel>(p, backwards, true, stream);
+  if (plan.finds_states) Launch::states(p, forwards, false, stream);
+  Launch::states(p, backwards, true, stream);
   const bool of_keys = d_in.dq || d_in.dk || d_in.dg;
   if (!sides.gated_values) {
     if (d_in.dv) Launch::outputs(p, {d.d_o, d.dv, state_gradients, forwards.prepared}, true, stream);

@@ -25,25 +25,36 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Kernel::Core::available) prepare_split<Kernel>(p, images, shared);
 }
 
-template <class Kernel, bool kBackwards, bool kPrepared>
-__global__ void __launch_bounds__(kGroupThreads, kPrepared&& Kernel::parts == 2 ? 3 : 2)
+// What states and outputs are made of: rows that they gate themselves, what is prepared of the keys, or of both sides.
+enum class Operands { own, prepared, gated };
+
+template <class Kernel, Operands kOf>
+constexpr int kStatesBlocks = kOf == Operands::own || Kernel::parts == 3 ? 2
+                              : Kernel::parts == 2                       ? 3
+                                                                         : 4;
+
+template <class Kernel, Operands kOf, bool kBackwards>
+__global__ void __launch_bounds__(kGroupThreads, kStatesBlocks<Kernel, kOf>)
     split_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_split_states<Kernel, kBackwards, kPrepared>(p, pass, shared);
-}
-
-// How outputs are made: of what is gated here, of what is prepared, and beside gates over values.
-enum class OutputsOf { own, prepared, gated };
-
-template <class Kernel, OutputsOf kOf, bool kValueGradient>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
-    split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
-  if constexpr (kOf == OutputsOf::gated) begin_beside_previous();
+  if constexpr (kOf == Operands::gated) begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (!Kernel::Core::available) {
-  } else if constexpr (kOf == OutputsOf::own) {
+  } else if constexpr (kOf == Operands::own) {
+    pass_own_states<Kernel, kBackwards>(p, pass, shared);
+  } else {
+    pass_prepared_states<Kernel, kBackwards, kOf == Operands::gated>(p, pass, shared);
+  }
+}
+
+template <class Kernel, Operands kOf, bool kValueGradient>
+__global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
+    split_outputs_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitOutputs outputs) {
+  if constexpr (kOf == Operands::gated) begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (!Kernel::Core::available) {
+  } else if constexpr (kOf == Operands::own) {
     make_outputs<Kernel, kValueGradient>(p, outputs, shared);
-  } else if constexpr (kOf == OutputsOf::prepared) {
+  } else if constexpr (kOf == Operands::prepared) {
     make_prepared_outputs<Kernel, kValueGradient>(p, outputs, shared);
   } else {
     make_gated_outputs<Kernel>(p, outputs, shared);
@@ -69,16 +80,6 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1 ? kLaterBloc
   begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) gate_later<Kernel>(p, images, shared);
-}
-
-template <class Kernel, bool kBackwards>
-__global__ void __launch_bounds__(kGroupThreads, Kernel::parts == 1   ? 4
-                                                 : Kernel::parts == 2 ? 3
-                                                                      : 2)
-    gated_states_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitPass pass) {
-  begin_beside_previous();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Kernel::Core::available) pass_gated_states<Kernel, kBackwards>(p, pass, shared);
 }
 
 // ---- launches ----
@@ -109,21 +110,23 @@ void SplitLaunch<Kernel>::prepare(Context& context, const Params& p, const Prepa
 }
 
 template <class Kernel>
-void SplitLaunch<Kernel>::states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream) {
+void SplitLaunch<Kernel>::states(const Params& p, SplitPass pass, bool backwards, cudaStream_t stream) {
   const std::int64_t tiles = p.sequences.count * p.heads * tiles_of(p.key_dim) * tiles_of(p.value_dim);
-  const auto run = [&](auto* back, auto* forth, int shared, flashgla::cuda::Begin begin) {
-    launch_split(kStates, backwards ? back : forth, tiles, pass.segments - pass.ends_only, shared, stream, begin, p,
-                 pass);
+  const auto run = [&]<Operands kOf>(int shared, flashgla::cuda::Begin begin) {
+    const auto kernel = backwards ? split_states_kernel<Kernel, kOf, true> : split_states_kernel<Kernel, kOf, false>;
+    if (pass.segments > 1) {
+      pass.ends_only = true;
+      launch_split(kStates, kernel, tiles, pass.segments - 1, shared, stream, begin, p, pass);
+      pass.ends_only = false;
+    }
+    launch_split(kStates, kernel, tiles, pass.segments, shared, stream, begin, p, pass);
   };
+  constexpr int kPreparedShared = PreparedStatesShared<Kernel::parts>::total;
   if (pass.values.k != nullptr) {
-    run(gated_states_kernel<Kernel, true>, gated_states_kernel<Kernel, false>, GatedStatesShared<Kernel::parts>::total,
-        kNext<typename Kernel::Core>);
+    run.template operator()<Operands::gated>(kPreparedShared, kNext<typename Kernel::Core>);
   } else if constexpr (Kernel::parts > 1) {
-    pass.prepared.q != nullptr
-        ? run(split_states_kernel<Kernel, true, true>, split_states_kernel<Kernel, false, true>,
-              kStatesShared<Kernel::parts, true>, kAfter)
-        : run(split_states_kernel<Kernel, true, false>, split_states_kernel<Kernel, false, false>,
-              kStatesShared<Kernel::parts, false>, kAfter);
+    pass.prepared.q != nullptr ? run.template operator()<Operands::prepared>(kPreparedShared, kAfter)
+                               : run.template operator()<Operands::own>(kOwnStatesShared<Kernel::parts>, kAfter);
   }
 }
 
@@ -137,9 +140,9 @@ void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, 
                    p.sequences.most_chunks * heads * tiles_of(p.value_dim), 1, shared, stream, kAfter, p, outputs);
     };
     outputs.prepared.q != nullptr
-        ? run(split_outputs_kernel<Kernel, OutputsOf::prepared, true>,
-              split_outputs_kernel<Kernel, OutputsOf::prepared, false>, kPreparedOutputsShared<Kernel::parts>)
-        : run(split_outputs_kernel<Kernel, OutputsOf::own, true>, split_outputs_kernel<Kernel, OutputsOf::own, false>,
+        ? run(split_outputs_kernel<Kernel, Operands::prepared, true>,
+              split_outputs_kernel<Kernel, Operands::prepared, false>, kPreparedOutputsShared<Kernel::parts>)
+        : run(split_outputs_kernel<Kernel, Operands::own, true>, split_outputs_kernel<Kernel, Operands::own, false>,
               OutputsShared<Kernel::parts>::total);
   }
 }
@@ -181,7 +184,7 @@ void SplitLaunch<Kernel>::later(const Params& values, const Prepared& images, cu
 
 template <class Kernel>
 void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
-  launch_split(kOutputs, split_outputs_kernel<Kernel, OutputsOf::gated, false>,
+  launch_split(kOutputs, split_outputs_kernel<Kernel, Operands::gated, false>,
                values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
                GatedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
 }

@@ -29,21 +29,10 @@ struct SplitPass {
   Prepared values;                               // with gates over values: instead of b
   float start_factor = 1.0f, end_factor = 1.0f;  // of bf16
   int segments = 1;
-  bool ends_only = false;
+  bool ends_only = false;           // of the launch that finds the segments' ends, where there are several
   float* segment_ends = nullptr;    // [segments - 1, tiles of all states, 4096]
   float* segment_decays = nullptr;  // [segments - 1, tiles of all states, 64], factors; gated values: 128
 };
-
-// launch(pass) for the ends of the segments, where there are several, and for all else.
-template <class Launch>
-void in_segments(SplitPass pass, Launch launch) {
-  if (pass.segments > 1) {
-    pass.ends_only = true;
-    launch(pass);
-    pass.ends_only = false;
-  }
-  launch(pass);
-}
 
 // o from v and states, or dv from do and their gradients.
 struct SplitOutputs {
@@ -69,7 +58,7 @@ enum class GatedSide { only_keys, keys, values };
 template <class Kernel>
 struct SplitLaunch {
   static void prepare(Context& context, const Params& p, const Prepared& images, cudaStream_t stream);
-  static void states(const Params& p, const SplitPass& pass, bool backwards, cudaStream_t stream);
+  static void states(const Params& p, SplitPass pass, bool backwards, cudaStream_t stream);
   static void outputs(const Params& p, const SplitOutputs& outputs, bool value_gradient, cudaStream_t stream);
   // p: with gates over values the side, whose query, key and gate gradients are dq, dk and dg.
   static void gradients(const Params& p, const SplitGradients& gradients, GatedSide side, cudaStream_t stream);
