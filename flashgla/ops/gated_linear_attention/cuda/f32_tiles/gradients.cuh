@@ -345,9 +345,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       copy_split<kParts>(a, scores(), thread_again<Core>(thread));
       ptx::copy_async_commit();
     } else {
-#pragma unroll
-      for (int i = 0; i < 32; ++i)
-        pairs[i] = row_of_element(thread, i) >= column_of_element(thread, i) ? pairs[i] : 0.0f;
+      keep_pairs(pairs, false, thread);
       put_split<Core, kParts>(a, pairs, thread);
     }
     {

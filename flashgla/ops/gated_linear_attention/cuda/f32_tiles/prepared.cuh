@@ -24,20 +24,12 @@ __device__ __forceinline__ void put_later(const Prepared& images, std::int64_t a
   sum_gates<true>(sums, all, totals, thread);
   if (!wanted) return;
   char* image = images.k + at * kSplitBytes<kParts>;
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    float f[8];
-    elements_of(f, k, i);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) f[e] *= ptx::exp2(sums[i][e]);
-    split_piece<kParts>(f, [&](int part, const uint4& packed) {
-      *reinterpret_cast<uint4*>(image + part * kTileBytes + own_piece(thread, i)) = packed;
-    });
-  }
-  if (thread < 8) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) images.decay[at * kTile + 8 * thread + e] = ptx::exp2(all[e]);
-  }
+  split_loaded<kParts>(
+      k, thread, [&](int i, int e) { return ptx::exp2(sums[i][e]); },
+      [&](int part, std::uint32_t at, const uint4& packed) {
+        *reinterpret_cast<uint4*>(image + part * kTileBytes + at) = packed;
+      });
+  put_decays(images.decay + at * kTile, all, thread);
 }
 
 constexpr int kGateLaterShared = 4 * kTile * 4;  // totals
@@ -96,9 +88,12 @@ __device__ __forceinline__ void prepare_split(const Params& p, const Prepared& i
     loaded_gates.take(sums, p);
     sum_gates<false>(sums, all, totals + 4 * 64, thread);
     const bool steep = is_steep(all);
-    put_loaded<kParts>(
-        q, loaded_q, thread, [&](int i, int e) { return images.scale * ptx::exp2(sums[i][e]); },
-        [&](std::uint32_t at, const uint4& packed) { *reinterpret_cast<uint4*>(q_image + at) = packed; });
+    split_loaded<kParts>(
+        loaded_q, thread, [&](int i, int e) { return images.scale * ptx::exp2(sums[i][e]); },
+        [&](int part, std::uint32_t at, const uint4& packed) {
+          store_shared_16(q + part * kTileBytes + at, packed);
+          *reinterpret_cast<uint4*>(q_image + part * kTileBytes + at) = packed;
+        });
     if (!steep) {
       put_loaded<kParts>(k, loaded_k, thread, [&](int i, int e) { return ptx::exp2(-sums[i][e]); });
       Core::publish();

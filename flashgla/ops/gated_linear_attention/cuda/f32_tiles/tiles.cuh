@@ -111,20 +111,6 @@ __device__ __forceinline__ void store_rows(const Place<T>& to, const Accumulator
 
 // ---- split tiles ----
 
-// Eight elements in parts: put(part, 16 bytes).
-template <int kParts, class Put>
-__device__ __forceinline__ void split_piece(float (&f)[8], Put put) {
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const uint4 packed = pack_8(f);
-    put(part, packed);
-    if (part + 1 == kParts) break;
-    float rounded[8];
-    unpack_8(packed, rounded);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) f[e] -= rounded[e];
-  }
-}
 template <int kParts>
 __device__ __forceinline__ void piece_of(float (&f)[8], std::uint32_t tile, std::uint32_t at) {
 #pragma unroll
@@ -148,26 +134,34 @@ __device__ __forceinline__ float2 two_of(std::uint32_t tile, int row, int column
   return sum;
 }
 
-// Into a tile, times factor(i, e) of row i, channel e of this thread; also(at, 16 bytes) gets the same.
-template <int kParts, class T, class Factor, class Also>
-__device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor,
-                                           Also also) {
+// What was loaded, times factor(i, e) of row i, channel e of this thread, in parts: put(part, where in
+// its tile, 16 bytes).
+template <int kParts, class T, class Factor, class Put>
+__device__ __forceinline__ void split_loaded(const Loaded<T>& x, int thread, Factor factor, Put put) {
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
     float f[8];
     elements_of(f, x, i);
 #pragma unroll
     for (int e = 0; e < 8; ++e) f[e] *= factor(i, e);
-    split_piece<kParts>(f, [&](int part, const uint4& packed) {
-      const std::uint32_t at = part * kTileBytes + own_piece(thread, i);
-      store_shared_16(tile + at, packed);
-      also(at, packed);
-    });
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const uint4 packed = pack_8(f);
+      put(part, own_piece(thread, i), packed);
+      if (part + 1 == kParts) break;
+      float rounded[8];
+      unpack_8(packed, rounded);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) f[e] -= rounded[e];
+    }
   }
 }
+// Into a tile.
 template <int kParts, class T, class Factor>
 __device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread, Factor factor) {
-  put_loaded<kParts>(tile, x, thread, factor, [](std::uint32_t, const uint4&) {});
+  split_loaded<kParts>(x, thread, factor, [&](int part, std::uint32_t at, const uint4& packed) {
+    store_shared_16(tile + part * kTileBytes + at, packed);
+  });
 }
 template <int kParts, class T>
 __device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread) {
