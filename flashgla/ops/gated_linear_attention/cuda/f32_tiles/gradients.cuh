@@ -295,46 +295,27 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       Core::publish();
       __syncthreads();
       constexpr Stored inner_k = Stored::k_inner, state_k = kOverValues ? Stored::k_outer : Stored::k_inner;
-      const auto add_dq = [&] {
-        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, base + Layout::d_o, base + Layout::h,
-                                                                           thread);
-      };
-      const auto add_pairs = [&] {
-        add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, base + Layout::d_o, base + Layout::v,
-                                                                           thread);
-      };
-      const auto add_dk = [&] {
-        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dk, base + Layout::v, base + Layout::dh,
-                                                                           thread);
-      };
-      if (kBoth && first) {
-        Core::begin(dq, dk);
-        add_dq();
-        add_dk();
-        const auto weight = [&](int of_other) { return other_decay[of_other]; };
-        if constexpr (kOverValues) {
-          const float2 dots = column_dots<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
-          values_through = make_float2(values_through.x + dots.x, values_through.y + dots.y);
-        } else {
-          through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, weight);
+      const std::uint32_t d_o = base + Layout::d_o, v = base + Layout::v, h = base + Layout::h, dh = base + Layout::dh;
+      const auto add_products = [&](auto with_dk, auto&... sums_of_products) {
+        Core::begin(sums_of_products...);
+        add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dq, d_o, h, thread);
+        if constexpr (!kBoth) add_product<Core, kParts, inner_k, inner_k, kLoop, Loads::in_turn>(pairs, d_o, v, thread);
+        if constexpr (decltype(with_dk)::value) {
+          add_product<Core, kParts, inner_k, state_k, kLoop, Loads::in_turn>(dk, v, dh, thread);
+          const auto weight = [&](int of_other) { return kBoth ? other_decay[of_other] : 1.0f; };
+          if constexpr (kOverValues) {
+            const float2 dots = column_dots<kParts>(h, dh, thread, weight);
+            values_through = make_float2(values_through.x + dots.x, values_through.y + dots.y);
+          } else {
+            through += half_dot<kParts>(h, dh, thread, weight);
+          }
         }
-        Core::finish(dq, dk);
-      } else if (kBoth) {
-        Core::begin(dq);
-        add_dq();
-        Core::finish(dq);
-      } else if (first) {
-        Core::begin(dq, pairs, dk);
-        add_dq();
-        add_pairs();
-        add_dk();
-        through += half_dot<kParts>(base + Layout::h, base + Layout::dh, thread, [](int) { return 1.0f; });
-        Core::finish(dq, pairs, dk);
+        Core::finish(sums_of_products...);
+      };
+      if constexpr (kBoth) {
+        first ? add_products(std::true_type(), dq, dk) : add_products(std::false_type(), dq);
       } else {
-        Core::begin(dq, pairs);
-        add_dq();
-        add_pairs();
-        Core::finish(dq, pairs);
+        first ? add_products(std::true_type(), dq, pairs, dk) : add_products(std::false_type(), dq, pairs);
       }
     }
 
