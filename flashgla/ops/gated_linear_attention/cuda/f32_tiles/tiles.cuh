@@ -335,35 +335,32 @@ struct LoadedGates {
 template <bool kLater>
 __device__ __forceinline__ void sum_gates(float (&g)[kRowsEach][8], float (&all)[8], float* totals, int thread) {
   const int lane = thread % 32, warp = thread / 32;
+  // In the order of the sums: this thread's rows, whether one and two of the warp's threads with its channels come
+  // before it, and whether it is the last of these.
+  const auto row = [](int i) { return kLater ? kRowsEach - 1 - i : i; };
+  const bool one_before = kLater ? lane < 24 : lane >= 8, two_before = kLater ? lane < 16 : lane >= 16,
+             is_last = kLater ? lane < 8 : lane >= 24;
+  const auto from_before = [](float x, int lanes) {
+    return kLater ? __shfl_down_sync(0xffffffffu, x, lanes) : __shfl_up_sync(0xffffffffu, x, lanes);
+  };
   float others[8];  // of the warp's tokens before or after this thread's
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
-    float sum;
-    if constexpr (kLater) {
-      const float last = g[3][e], two = last + g[2][e], three = two + g[1][e];
-      sum = three + g[0][e];
-      g[0][e] = three;
-      g[1][e] = two;
-      g[2][e] = last;
-      g[3][e] = 0.0f;
-      float other = __shfl_down_sync(0xffffffffu, sum, 8);
-      sum += lane < 24 ? other : 0.0f;
-      other = __shfl_down_sync(0xffffffffu, sum, 16);
-      sum += lane < 16 ? other : 0.0f;
-      other = __shfl_down_sync(0xffffffffu, sum, 8);
-      others[e] = lane < 24 ? other : 0.0f;
-    } else {
+    float sum = g[row(0)][e];
+    if (kLater) g[row(0)][e] = 0.0f;
 #pragma unroll
-      for (int i = 1; i < kRowsEach; ++i) g[i][e] += g[i - 1][e];
-      sum = g[kRowsEach - 1][e];
-      float other = __shfl_up_sync(0xffffffffu, sum, 8);
-      sum += lane >= 8 ? other : 0.0f;
-      other = __shfl_up_sync(0xffffffffu, sum, 16);
-      sum += lane >= 16 ? other : 0.0f;
-      other = __shfl_up_sync(0xffffffffu, sum, 8);
-      others[e] = lane >= 8 ? other : 0.0f;
+    for (int i = 1; i < kRowsEach; ++i) {
+      const float before = sum;
+      sum += g[row(i)][e];
+      g[row(i)][e] = kLater ? before : sum;
     }
-    if (kLater ? lane < 8 : lane >= 24) totals[warp * 64 + 8 * (lane % 8) + e] = sum;
+    float other = from_before(sum, 8);
+    sum += one_before ? other : 0.0f;
+    other = from_before(sum, 16);
+    sum += two_before ? other : 0.0f;
+    other = from_before(sum, 8);
+    others[e] = one_before ? other : 0.0f;
+    if (is_last) totals[warp * 64 + 8 * (lane % 8) + e] = sum;
   }
   __syncthreads();
 #pragma unroll
