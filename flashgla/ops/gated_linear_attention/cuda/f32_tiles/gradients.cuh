@@ -5,9 +5,9 @@
 // As in backward/keys.cuh nothing is summed over more than the chunk, and q dq, k dk are q~ and k~ times what was
 // multiplied with them. dg of a constant gate: backward/constant_gate.cuh, here in the same kernel.
 //
-// With gates over values (f32_tiles/values.cuh) what comes through the other side comes as images: do 2^(its gates), v
-// 2^(later ones), a; and dg's part through both states has the other side's decay too. The same kernel then finds from
-// the values' side, with q~, k^, p and both states transposed, o (for dg alone), dv and dgv.
+// With gates over values what comes through the other side comes as images: do 2^(its gates), v 2^(later ones), a; and
+// dg's part through both states has the other side's decay too. The same kernel then finds from the values' side, with
+// q~, k^, p and both states transposed, o (for dg alone), dv and dgv.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"

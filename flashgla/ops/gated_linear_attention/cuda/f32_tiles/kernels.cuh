@@ -6,7 +6,6 @@
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/outputs.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/prepared.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/states.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/values.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/value_gates/value_gates.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
@@ -20,7 +19,7 @@ static __device__ __forceinline__ void begin_beside_previous() {
 template <class Kernel>
 __global__ void __launch_bounds__(kGroupThreads, 2)
     split_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ Prepared images) {
-  flashgla::cuda::release_next_of_waves();  // to kernels that begin beside it: those of f32_tiles/values.cuh
+  flashgla::cuda::release_next_of_waves();  // to kernels that begin beside it, with gates over values
   extern __shared__ __align__(1024) char shared[];
   if constexpr (Kernel::Core::available) prepare_split<Kernel>(p, images, shared);
 }
@@ -54,10 +53,8 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
   if constexpr (!Kernel::Core::available) {
   } else if constexpr (kOf == Operands::own) {
     make_outputs<Kernel, kValueGradient>(p, outputs, shared);
-  } else if constexpr (kOf == Operands::prepared) {
-    make_prepared_outputs<Kernel, kValueGradient>(p, outputs, shared);
   } else {
-    make_gated_outputs<Kernel>(p, outputs, shared);
+    make_prepared_outputs<Kernel, kValueGradient, kOf == Operands::gated>(p, outputs, shared);
   }
 }
 
@@ -141,7 +138,7 @@ void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, 
     };
     outputs.prepared.q != nullptr
         ? run(split_outputs_kernel<Kernel, Operands::prepared, true>,
-              split_outputs_kernel<Kernel, Operands::prepared, false>, kPreparedOutputsShared<Kernel::parts>)
+              split_outputs_kernel<Kernel, Operands::prepared, false>, PreparedOutputsShared<Kernel::parts>::total)
         : run(split_outputs_kernel<Kernel, Operands::own, true>, split_outputs_kernel<Kernel, Operands::own, false>,
               OutputsShared<Kernel::parts>::total);
   }
@@ -186,7 +183,7 @@ template <class Kernel>
 void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
   launch_split(kOutputs, split_outputs_kernel<Kernel, Operands::gated, false>,
                values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
-               GatedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
+               PreparedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

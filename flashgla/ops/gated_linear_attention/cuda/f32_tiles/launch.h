@@ -63,8 +63,8 @@ struct SplitLaunch {
   // p: with gates over values the side, whose query, key and gate gradients are dq, dk and dg.
   static void gradients(const Params& p, const SplitGradients& gradients, GatedSide side, cudaStream_t stream);
 
-  // With gates over values (f32_tiles/values.cuh). The values' side is a problem of gates over keys of its own: q is
-  // do, k v, g gv, K and V have changed places, the scale is 1.
+  // With gates over values. The values' side is a problem of gates over keys of its own: q is do, k v, g gv, K and V
+  // have changed places, the scale is 1.
   static void later(const Params& values, const Prepared& images, cudaStream_t stream);
   // outputs.x: v; images: of h; prepared: of the keys; later: as later() has left it.
   static void gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream);

@@ -1,7 +1,7 @@
-// f32 tiles of several tiles a head, or of grouped heads: what depends on gates once, before the state's pass and the
-// outputs, which then know no gates. For chunk and query head q~ = scale q 2^b and the scores p_ij, for the key-value
-// head k^ = k 2^later and the chunk's decay, all as images of split tiles:
-//     o_i = q~_i h + sum_j p_ij v_j,   dv_j = k^_j dh + sum_i p_ij do_i.
+// f32 tiles of several tiles a head, of grouped heads or with gates over values: what depends on gates once, before the
+// state's pass and the outputs. For chunk and query head q~ = scale q 2^b and the scores p_ij, for the key-value head
+// k^ = k 2^later and the chunk's decay, all as images of split tiles; with gates over values the same of do, v, gv:
+// do~, a_ij, v^ = v 2^(later of its gates) and decays.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/exact.cuh"
@@ -118,69 +118,6 @@ __device__ __forceinline__ void prepare_split(const Params& p, const Prepared& i
   keep_pairs(scores, false, thread);
   __syncthreads();
   store_split_image<Core, kParts>(images.scores + (chunk * heads + head) * kSplitBytes<kParts>, q, scores, thread);
-}
-
-template <int kParts>
-constexpr int kPreparedOutputsShared = 4 * kSplitBytes<kParts>;  // two stages of two operands
-
-// Grid: chunks x (H, or for dv G) x value tiles, innermost last. x: v, or do; images: of h, or dh.
-template <class Kernel, bool kValueGradient>
-__device__ __forceinline__ void make_prepared_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
-  using Core = typename Kernel::Core;
-  using T = typename Kernel::Element;
-  constexpr int kParts = Kernel::parts;
-  constexpr std::int64_t bytes = kSplitBytes<kParts>;
-  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
-  const int value_tile = static_cast<int>(blockIdx.x % value_tiles), value = value_tile * kTile;
-  const int query_heads = p.heads * p.group, heads = kValueGradient ? p.heads : query_heads;
-  const int head = static_cast<int>(blockIdx.x / value_tiles % heads), kv_head = kValueGradient ? head : head / p.group;
-  const std::int64_t chunk = blockIdx.x / value_tiles / heads;
-  const Chunk c = locate(p.sequences, chunk);
-  if (c.rows == 0) return;
-  const char* own =
-      (kValueGradient ? outputs.prepared.k : outputs.prepared.q) + (chunk * heads + head) * key_tiles * bytes;
-  const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * bytes;
-  const std::uint32_t base = ptx::shared_address(shared);
-  const auto stage = [&](int step) { return base + step % 2 * 2 * kSplitBytes<kParts>; };
-
-  // Steps: the key tiles, then the scores of the query head, for dv of each in the group.
-  const int steps = key_tiles + (kValueGradient ? p.group : 1);
-  Loaded<T> x;
-  const auto start = [&](int step) {
-    if (step < key_tiles) {
-      copy_split<kParts>(stage(step), own + step * bytes, thread);
-      copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * bytes, thread);
-    } else if (step < steps) {
-      const int query_head = kValueGradient ? kv_head * p.group + step - key_tiles : head;
-      copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * query_heads + query_head) * bytes, thread);
-      load(x, Place<T>(outputs.x, c, kValueGradient ? query_head : kv_head, value, p.value_dim), thread);
-    }
-    ptx::copy_async_commit();
-  };
-  Accumulator out;
-  clear(out);
-  start(0);
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const std::uint32_t a = stage(step), b = a + kSplitBytes<kParts>;
-    const bool of_pairs = step >= key_tiles;
-    if (of_pairs) put_loaded<kParts>(b, x, thread);
-    ptx::copy_async_wait<0>();
-    Core::publish();
-    __syncthreads();
-    start(step + 1);
-    constexpr Stored inner = Stored::k_inner, outer = Stored::k_outer;
-    if (kValueGradient && of_pairs) {
-      Core::begin(out);
-      add_product<Core, kParts, outer, outer, false, Loads::in_turn>(out, a, b, thread);
-      Core::finish(out);
-    } else {
-      Core::begin(out);
-      add_product<Core, kParts, inner, outer, false, Loads::in_turn>(out, a, b, thread);
-      Core::finish(out);
-    }
-  }
-  store_rows(Place<T>(outputs.out, c, head, value, p.value_dim), out, thread);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -1,7 +1,7 @@
 // The states of f32 tiles: one pass over the chunks of each sequence, a tile of 64 key by 64 value channels a block.
-// Forwards h, from k 2^(later gates) and v; backwards dh, from scale q 2^(gates up to it) and do. With gates over
-// values v and do have their gates likewise, and a state decays by both (values.cuh). No exponent is positive, whatever
-// the gates.
+//     h after a chunk = 2^(b_C + B_C) h + sum_j k^_j v^_j,    dh before it = 2^(b_C + B_C) dh + sum_i q~_i do~_i
+// b, B: running sums of a key's and of a value's gates, b_C, B_C their last; k^ = k 2^(b_C - b), q~ = scale q 2^b, v^ =
+// v 2^(B_C - B), do~ = do 2^B, without gates over values v and do. No exponent is positive, whatever the gates.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/f32_tiles/tiles.cuh"
