@@ -141,15 +141,13 @@ void backward(Context& context, const Plan& plan, const Params& p, const OutputG
 }
 
 // call(kernel): a SplitKernel.
-template <class Core, class Call>
-void with_kernel_of(const Problem& problem, Call call) {
-  if (problem.dtype == DType::f16) return call(SplitKernel<Core, __half, 2>());
-  if (problem.dtype == DType::bf16) return call(SplitKernel<Core, __nv_bfloat16, 1>());
-  parts_of(problem) == 3 ? call(SplitKernel<Core, float, 3>()) : call(SplitKernel<Core, float, 2>());
-}
 template <class Call>
 void with_kernel(const Problem& problem, bool hopper, Call call) {
-  with_core(hopper, [&]<class Core>() { with_kernel_of<Core>(problem, call); });
+  with_core(hopper, [&]<class Core>() {
+    if (problem.dtype == DType::f16) return call(SplitKernel<Core, __half, 2>());
+    if (problem.dtype == DType::bf16) return call(SplitKernel<Core, __nv_bfloat16, 1>());
+    parts_of(problem) == 3 ? call(SplitKernel<Core, float, 3>()) : call(SplitKernel<Core, float, 2>());
+  });
 }
 
 }  // namespace

@@ -216,9 +216,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   const std::uint32_t base = ptx::shared_address(shared), q = base + Layout::q, k = base + Layout::k,
                       a = base + Layout::a;
   const GradientTiles<Layout> tiles{shared};
-  float *dq_tile = tiles.dq, *dk_tile = tiles.dk, *terms = tiles.terms, *sums = tiles.sums, *totals = tiles.totals,
-        *inner = tiles.inner, *beyond = tiles.beyond, *decay = tiles.decay, *row_sums = tiles.row_sums,
-        *other_decay = row_sums;
+  float* other_decay = tiles.row_sums;
   // Worked out where they are used, with mma.sync.
   const auto chunk_now = [&] {
     return again<Core>(chunk, [&] { return static_cast<std::int64_t>(fresh_block() / key_tiles / p.heads); });
@@ -336,10 +334,10 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
       float g[kRowsEach][8], all[8];
       loaded_gates.take(g, p);
       if constexpr (kAhead) load(loaded_q, q_place(), own);
-      sum_gates<false>(g, all, totals, own);
+      sum_gates<false>(g, all, tiles.totals, own);
       if constexpr (!kAhead) load(loaded_q, q_place(), own);
       steep = is_steep(all);
-      put_decays(decay, all, own);
+      put_decays(tiles.decay, all, own);
       put_loaded<kParts>(k, loaded_k, own, [&](int i, int e) { return steep ? 1.0f : ptx::exp2(-g[i][e]); });
       put_loaded<kParts>(q, loaded_q, own,
                          [&](int i, int e) { return steep ? p.scale : p.scale * ptx::exp2(g[i][e]); });
@@ -347,7 +345,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         loaded_gates.load(p, c, kv_head, channel, own);
         loaded_gates.take_decays(g, p);
       }
-      put_floats(sums, g, own);
+      put_floats(tiles.sums, g, own);
     }
     if constexpr (kBoth) ptx::copy_async_wait<0>();
     Core::publish();
@@ -355,23 +353,24 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     if (first) {
       if (steep) {
         const Aside aside(dq);
-        by_rows(dk, dq_tile, thread, [&] { scale_exact_dk(dq_tile, sums); });
+        by_rows(dk, tiles.dq, thread, [&] { scale_exact_dk(tiles.dq, tiles.sums); });
         aside.restore(dq);
       } else {
 #pragma unroll
-        for (int i = 0; i < 32; ++i) dk[i] *= decay[column_of_element(thread, i)];
+        for (int i = 0; i < 32; ++i) dk[i] *= tiles.decay[column_of_element(thread, i)];
       }
-      if (!constant) sum_columns<kParts>(inner, k, dk, fresh_thread());
+      if (!constant) sum_columns<kParts>(tiles.inner, k, dk, fresh_thread());
       if constexpr (kOverValues) {
         __syncwarp();
         const int column = 2 * (thread_shuffled<Core>(fresh_thread()) & 31);
-        float2& sum = *reinterpret_cast<float2*>(inner + warp * kTile + column);
-        sum = make_float2(sum.x + values_through.x * decay[column], sum.y + values_through.y * decay[column + 1]);
+        float2& sum = *reinterpret_cast<float2*>(tiles.inner + warp * kTile + column);
+        sum = make_float2(sum.x + values_through.x * tiles.decay[column],
+                          sum.y + values_through.y * tiles.decay[column + 1]);
       } else {
         through += __shfl_xor_sync(0xffffffffu, through, 1);
         if ((thread & 1) == 0) {
-          beyond[thread >> 1] = through * decay[thread >> 1];
-          crossing = static_cast<float>(c.rows) * beyond[thread >> 1];
+          tiles.beyond[thread >> 1] = through * tiles.decay[thread >> 1];
+          crossing = static_cast<float>(c.rows) * tiles.beyond[thread >> 1];
         }
       }
     }
@@ -387,19 +386,19 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     } else {
       __syncthreads();
       const Aside aside(dq);
-      by_rows(dk, dq_tile, thread, [&] { add_exact_dk_pairs<kParts>(dq_tile, a, q, sums); });
+      by_rows(dk, tiles.dq, thread, [&] { add_exact_dk_pairs<kParts>(tiles.dq, a, q, tiles.sums); });
       aside.restore(dq);
     }
-    put_floats(dq_tile, dq, thread);
+    put_floats(tiles.dq, dq, thread);
     __syncthreads();  // and a has been read
     if (steep) {
       Aside aside(dk);
-      finish_exact_dq<kParts>(dq_tile, a, k, sums);
+      finish_exact_dq<kParts>(tiles.dq, a, k, tiles.sums);
       aside.restore(dk);
       __syncthreads();
     }
     if (last) {
-      put_floats(dk_tile, dk, thread);
+      put_floats(tiles.dk, dk, thread);
       __syncthreads();
     }
 
@@ -411,7 +410,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
 #pragma unroll 8
     for (int i = 0; i < 16; ++i) {
       const int r = 16 * warp + i;
-      const float2 b = two_at(sums, r, 2 * lane), x = two_at(dq_tile, r, 2 * lane), y = two_of<kParts>(q, r, 2 * lane);
+      const float2 b = two_at(tiles.sums, r, 2 * lane), x = two_at(tiles.dq, r, 2 * lane),
+                   y = two_of<kParts>(q, r, 2 * lane);
       float2 term = make_float2(y.x * x.x, y.y * x.y);
       const float2 up =
           steep ? make_float2(p.scale, p.scale) : make_float2(p.scale * ptx::exp2(b.x), p.scale * ptx::exp2(b.y));
@@ -419,11 +419,11 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         store_channels(dq_place, dq_row, 2 * lane, make_float2(x.x * up.x, x.y * up.y));
       dq_row += dq_place.stride;
       if (kGrouped && !first) {
-        const float2 before = two_at(terms, r, 2 * lane);
+        const float2 before = two_at(tiles.terms, r, 2 * lane);
         term = make_float2(term.x + before.x, term.y + before.y);
       }
       if (last) {
-        const float2 z = two_at(dk_tile, r, 2 * lane), w = two_of<kParts>(k, r, 2 * lane);
+        const float2 z = two_at(tiles.dk, r, 2 * lane), w = two_of<kParts>(k, r, 2 * lane);
         term = make_float2(term.x - w.x * z.x, term.y - w.y * z.y);
         const float2 down = steep ? make_float2(1.0f, 1.0f) : make_float2(ptx::exp2(-b.x), ptx::exp2(-b.y));
         if (work.dk.data != nullptr && r < c.rows)
@@ -432,7 +432,7 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
         term_sum.x += term.x;
         term_sum.y += term.y;
       }
-      two_at(terms, r, 2 * lane) = term;
+      two_at(tiles.terms, r, 2 * lane) = term;
     }
     if (last) break;
   }
@@ -440,9 +440,9 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
   if (constant) {
     if (work.gate_parts == nullptr) return;
     const float part = flashgla::cuda::warp_sum(crossing);
-    if (lane == 0) row_sums[warp] = part;
+    if (lane == 0) tiles.row_sums[warp] = part;
     __syncthreads();
-    put_chunk_part(row_sums[0] + row_sums[1] + row_sums[2] + row_sums[3]);
+    put_chunk_part(tiles.row_sums[0] + tiles.row_sums[1] + tiles.row_sums[2] + tiles.row_sums[3]);
     return;
   }
   put_gate_gradient<Kernel, kSide>(p, work, tiles, c, kv_head, key_tile, term_sum, steep);

@@ -66,6 +66,15 @@ __global__ void __launch_bounds__(kGroupThreads, 2)
   if constexpr (Kernel::Core::available) make_split_gradients<Kernel, kGrouped, kSide>(p, gradients, shared);
 }
 
+// Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
+template <class Core, bool kOverValues>
+__global__ void __launch_bounds__(kGroupThreads, std::is_same_v<Core, TensorCore80> ? 2 : 3)
+    make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients gradients) {
+  begin_beside_previous();
+  extern __shared__ __align__(1024) char shared[];
+  if constexpr (Core::available) make_side<Core, kOverValues>(p, gradients, shared);
+}
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kLaterBlocks = 6;  // a multiprocessor, of bf16; seven would spill
 #else
@@ -161,14 +170,9 @@ void SplitLaunch<Kernel>::gradients(const Params& p, const SplitGradients& gradi
                    blocks, 1, split_gradients_shared(Kernel::parts, grouped), stream,
                    kSide == GatedSide::only_keys ? kAfter : kBeside, p, gradients);
     };
-    switch (side) {
-      case GatedSide::only_keys:
-        return run.template operator()<GatedSide::only_keys>();
-      case GatedSide::keys:
-        return run.template operator()<GatedSide::keys>();
-      case GatedSide::values:
-        return run.template operator()<GatedSide::values>();
-    }
+    side == GatedSide::only_keys ? run.template operator()<GatedSide::only_keys>()
+    : side == GatedSide::keys    ? run.template operator()<GatedSide::keys>()
+                                 : run.template operator()<GatedSide::values>();
   }
 }
 

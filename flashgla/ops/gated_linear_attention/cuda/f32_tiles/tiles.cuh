@@ -167,11 +167,6 @@ template <int kParts, class T>
 __device__ __forceinline__ void put_loaded(std::uint32_t tile, const Loaded<T>& x, int thread) {
   put_loaded<kParts>(tile, x, thread, [](int, int) { return 1.0f; });
 }
-// What an accumulator loses when rounded to bf16, in its place.
-__device__ __forceinline__ void keep_rest(Accumulator& a) {
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) take_bf16(a[i], a[i + 1]);
-}
 // put(part, what is left for it): an accumulator part by part.
 template <int kParts, class Put>
 __device__ __forceinline__ void split_accumulator(const Accumulator& a, Put put) {
@@ -181,7 +176,9 @@ __device__ __forceinline__ void split_accumulator(const Accumulator& a, Put put)
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     put(part, rest);
-    if (part + 1 < kParts) keep_rest(rest);
+    if (part + 1 == kParts) break;
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) take_bf16(rest[i], rest[i + 1]);
   }
 }
 // Each warp writes its own 16 rows.

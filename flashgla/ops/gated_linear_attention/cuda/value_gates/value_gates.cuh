@@ -405,14 +405,4 @@ __device__ void make_side(const Params& p, const SplitGradients& work, char* sha
                                  steep);
 }
 
-// Three blocks a multiprocessor; where there is mma.sync alone, shared memory has room for no more than two.
-template <class Core, bool kOverValues>
-__global__ void __launch_bounds__(kGroupThreads, std::is_same_v<Core, TensorCore80> ? 2 : 3)
-    make_side_kernel(const __grid_constant__ Params p, const __grid_constant__ SplitGradients work) {
-  flashgla::cuda::wait_for_previous();
-  flashgla::cuda::release_next_of_waves();
-  extern __shared__ __align__(1024) char shared[];
-  if constexpr (Core::available) make_side<Core, kOverValues>(p, work, shared);
-}
-
 }  // namespace flashgla::ops::gated_linear_attention::cuda
