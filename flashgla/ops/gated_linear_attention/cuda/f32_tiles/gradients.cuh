@@ -39,18 +39,6 @@ __device__ __forceinline__ void sum_columns(float* parts, std::uint32_t tile, co
   *reinterpret_cast<float2*>(parts + thread / 32 * kTile + 2 * lane) =
       sum_over_rows(a, lane, two_of_split<kParts>(tile, thread));
 }
-// This thread's part of sum of weight(row) * tile * a.
-template <int kParts, class Weight>
-__device__ __forceinline__ float dot_rows(std::uint32_t tile, const Accumulator& a, int thread, Weight weight) {
-  const auto two = two_of_split<kParts>(tile, thread);
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    const float2 x = two(i);
-    sum += weight(row_of_element(thread, i)) * (x.x * a[i] + x.y * a[i + 1]);
-  }
-  return sum;
-}
 // Half of the product of rows thread / 2 of two tiles, times weight(column).
 template <int kParts, class Weight>
 __device__ __forceinline__ float half_dot(std::uint32_t a, std::uint32_t b, int thread, Weight weight) {
@@ -89,10 +77,16 @@ __device__ __forceinline__ void add_constant_gate(float& part, std::uint32_t q, 
                                                   float gate, int rows, int thread) {
   using Core = typename Kernel::Core;
   constexpr int kParts = Kernel::parts;
-  if (first) part += dot_rows<kParts>(k, dk, thread, [&](int row) { return static_cast<float>(rows - 1 - row); });
-  part += dot_rows<kParts>(q, dq, thread, [&](int row) {
-    return static_cast<float>(row + 1) * (steep ? ptx::exp2(static_cast<float>(row + 1) * gate) : 1.0f);
-  });
+  const int row = row_of_element(thread, 0);
+  if (first) {
+    const float2 of_rows = dot_rows(dk, two_of_split<kParts>(k, thread));
+    part += static_cast<float>(rows - 1 - row) * of_rows.x + static_cast<float>(rows - 9 - row) * of_rows.y;
+  }
+  const auto weight = [&](int tokens) {
+    return static_cast<float>(tokens) * (steep ? ptx::exp2(static_cast<float>(tokens) * gate) : 1.0f);
+  };
+  const float2 of_rows = dot_rows(dq, two_of_split<kParts>(q, thread));
+  part += weight(row + 1) * of_rows.x + weight(row + 9) * of_rows.y;
   Accumulator scores;
   clear(scores);
   Core::begin(scores);
