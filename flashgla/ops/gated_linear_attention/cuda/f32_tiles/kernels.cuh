@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
   extern __shared__ __align__(1024) char shared[];
   if constexpr (!Kernel::Core::available) {
   } else if constexpr (kOf == Operands::own) {
-    make_outputs<Kernel, kValueGradient>(p, outputs, shared);
+    make_own_outputs<Kernel, kValueGradient>(p, outputs, shared);
   } else {
     make_prepared_outputs<Kernel, kValueGradient, kOf == Operands::gated>(p, outputs, shared);
   }

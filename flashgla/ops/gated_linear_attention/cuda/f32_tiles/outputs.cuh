@@ -20,7 +20,7 @@ struct OutputsShared {  // offsets; decays and scores of steep tiles lie where t
 
 // K and V up to 64, G = H. Grid: chunks x H. x: v, or do; images: of h, or dh.
 template <class Kernel, bool kValueGradient>
-__device__ __forceinline__ void make_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
+__device__ __forceinline__ void make_own_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;

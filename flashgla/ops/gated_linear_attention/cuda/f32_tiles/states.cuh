@@ -18,7 +18,7 @@ __device__ __forceinline__ void pass_own_states(const Params& p, const SplitPass
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
-  const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+  const int thread = threadIdx.x, row = row_of_element(thread, 0);
   const unsigned cell = blockIdx.x;
   const int head = static_cast<int>(cell % p.heads);
   const Span span = span_of(p.sequences, cell / p.heads);
@@ -27,7 +27,6 @@ __device__ __forceinline__ void pass_own_states(const Params& p, const SplitPass
             last = static_cast<int>(static_cast<std::int64_t>(chunks) * (segment + 1) / pass.segments);
   const std::uint32_t a = ptx::shared_address(shared), b = a + kSplitBytes<kParts>, out = b + kSplitBytes<kParts>;
   float *totals = reinterpret_cast<float*>(shared + 3 * kSplitBytes<kParts>), *decay = totals + 4 * 64;
-  const int row = 16 * warp + (lane >> 2);
 
   // Registers hold what the next chunk in the order of the walk needs.
   Loaded<T> loaded_a, loaded_b;
@@ -57,7 +56,7 @@ __device__ __forceinline__ void pass_own_states(const Params& p, const SplitPass
     }
   }
 
-  float product[2] = {1.0f, 1.0f};
+  float product = 1.0f;  // over the segment, of channel `thread`
 #pragma unroll 1
   for (int i = first; i < last; ++i) {
     if (!pass.ends_only) {
@@ -75,8 +74,7 @@ __device__ __forceinline__ void pass_own_states(const Params& p, const SplitPass
     Core::publish();
     __syncthreads();
     const float factor[2] = {decay[row], decay[row + 8]};
-    product[0] *= factor[0];
-    product[1] *= factor[1];
+    if (thread < kTile) product *= decay[thread];
     constexpr Stored outer = Stored::k_outer;
     if constexpr (kParts == 2) {
       scale_rows(state, factor[0], factor[1]);
@@ -97,10 +95,7 @@ __device__ __forceinline__ void pass_own_states(const Params& p, const SplitPass
   }
   if (pass.ends_only) {
     write_part(segment_end(segment), state, thread);
-    if ((lane & 3) == 0) {
-      segment_decays(segment)[row] = product[0];
-      segment_decays(segment)[row + 8] = product[1];
-    }
+    if (thread < kTile) segment_decays(segment)[thread] = product;
   } else if (pass.end != nullptr && segment == pass.segments - 1) {
     write_state(pass.end + state_at(), state, p.key_dim, p.value_dim, 0, 0, thread);
   }
