@@ -158,7 +158,7 @@ __device__ __forceinline__ void put_gate_gradient(const Params& p, const SplitGr
   const auto store_rows_back = [&](auto type) {
     using Gate = typename decltype(type)::type;
     const Place<Gate> to(work.dg, c, kv_head, channel, p.key_dim);
-    char* row = to.data + (16 * warp + 15) * to.stride;
+    char* row = const_cast<char*>(to.data) + (16 * warp + 15) * to.stride;
     run_back([&](int r, float2 x) {
       if (r < c.rows) store_channels(to, row, 2 * lane, x);
       row -= to.stride;
@@ -400,7 +400,8 @@ __device__ __forceinline__ void make_split_gradients(const Params& p, const Spli
     const Place<T> dq_place(work.dq, here(), head, channel, p.key_dim),
         dk_place(work.dk, here(), kv_head, channel, p.key_dim);
     term_sum = make_float2(0.0f, 0.0f);
-    char *dq_row = dq_place.data + 16 * warp * dq_place.stride, *dk_row = dk_place.data + 16 * warp * dk_place.stride;
+    char *dq_row = const_cast<char*>(dq_place.data) + 16 * warp * dq_place.stride,
+         *dk_row = const_cast<char*>(dk_place.data) + 16 * warp * dk_place.stride;
 #pragma unroll 8
     for (int i = 0; i < 16; ++i) {
       const int r = 16 * warp + i;

@@ -22,17 +22,9 @@ constexpr float kSplitRange = 60.0f;  // bits a channel may fall within a chunk 
 
 // 64 tokens by 64 channels of a tensor. Outside its rows and channels zeros are read and nothing is written.
 template <class T>
-struct Place {
-  char* data;           // the first token's first channel
-  std::int64_t stride;  // bytes
-  int rows, channels;
-
+struct Place : Rows {
   __device__ __forceinline__ Place(const Strided& s, const Chunk& c, int head, int channel, int width)
-      : data(static_cast<char*>(s.data) +
-             (c.batch * s.batch + c.token * s.token + head * s.head + channel) * static_cast<int>(sizeof(T))),
-        stride(s.token * static_cast<int>(sizeof(T))),
-        rows(c.rows),
-        channels(width - channel) {}
+      : Rows(rows_of(s, sizeof(T), c, head, channel, width)) {}
 };
 
 // A thread's elements of a tile on their way, as in memory.
@@ -47,7 +39,8 @@ template <class T>
 __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread) {
   const int row = kRowsEach * (thread / 8), channel = 8 * (thread % 8), left = s.channels - channel;
   const int rows = left > 0 ? s.rows - row : 0;
-  const char* from = s.data + row * s.stride + channel * static_cast<int>(sizeof(T));
+  const std::int64_t stride = s.stride;  // widened once, not at each row
+  const char* from = s.data + row * stride + channel * static_cast<int>(sizeof(T));
 #pragma unroll
   for (int i = 0; i < kRowsEach; ++i) {
 #pragma unroll
@@ -55,7 +48,7 @@ __device__ __forceinline__ void load(Loaded<T>& x, const Place<T>& s, int thread
       const bool inside = i < rows && (word == 0 || left > 4);
       x.raw[i][word] = inside ? *reinterpret_cast<const uint4*>(from + 16 * word) : make_uint4(0, 0, 0, 0);
     }
-    from += s.stride;
+    from += stride;
   }
 }
 // Brings what will be loaded later into the L2.
@@ -102,7 +95,7 @@ __device__ __forceinline__ void store_rows(const Place<T>& to, const Accumulator
   for (int half = 0; half < 2; ++half) {
     const int row = row_of_element(thread, 2 * half);
     if (row >= to.rows) continue;
-    char* at = to.data + row * to.stride;
+    char* at = const_cast<char*>(to.data) + row * to.stride;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
       store_channels(to, at, 8 * j + 2 * (thread & 3), make_float2(a[4 * j + 2 * half], a[4 * j + 2 * half + 1]));
