@@ -21,8 +21,7 @@ void forward_by_tokens(Context& context, const Plan& plan, const Params& params)
                           "gated_linear_attention states");
   }
   recurrent_forward(context, params);
-  const bool prepares = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
-  if (params.states == nullptr || !prepares || context.planning()) return;
+  if (params.states == nullptr || !plan.states.has_prepared() || context.planning()) return;
   const Prepared kept = kept_prepared(params, plan);
   with_core(plan.hopper, [&]<class Core>() { launch_forward_prepare<Core>(context, params, kept); });
 }

@@ -76,6 +76,8 @@ struct States {
   int every_log2 = 0;  // of images: chunks from one to the next
   std::size_t bytes = 0;
 
+  // Whether what preparation leaves lies behind them.
+  bool has_prepared() const { return kind == StatesKind::prepared || kind == StatesKind::scores; }
   // Equal for calls whose states lie alike: a debug build writes it behind them, and the backward looks for it.
   std::uint64_t tag() const;
 };

@@ -1,5 +1,5 @@
 // Preparation, segments, recurrence: workspace, plan, launches, and the forward made of them.
-#include <algorithm>
+#include <utility>
 
 #include "flashgla/base/context.h"
 #include "flashgla/base/cuda/launch.cuh"
@@ -13,49 +13,48 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 RowMap q_map(const Params& p) { return row_map_of(p, p.q, p.heads * p.group, p.key_dim); }
 RowMap k_map(const Params& p) { return row_map_of(p, p.k, p.heads, p.key_dim); }
 
-Prepared kept_prepared(const Params& p, const Plan& plan) {
+namespace {
+
+// But for P: place(bytes, label) says where each part lies; P^T where it is wanted.
+template <class Place>
+Prepared prepared_at(const Params& p, const Plan& plan, bool wants_transposed, const Place& place) {
   const std::int64_t chunks = p.sequences.most_chunks, query_heads = p.heads * p.group;
-  char* const at = static_cast<char*>(p.states) + p.states_bytes();
-  Prepared kept;
-  kept.blocks = tiles_of(p.key_dim);
-  kept.plain = plan.plain;
-  if (kept.plain) {
-    kept.transposed_scores = at;
-    return kept;
+  Prepared out;
+  out.plain = plan.plain;
+  out.blocks = tiles_of(p.key_dim);
+  if (!plan.plain) {
+    out.q = place(chunks * query_heads * out.blocks * kImageBytes, "gla: gated q");
+    out.k = place(chunks * p.heads * out.blocks * kImageBytes, "gla: gated k");
+    out.decay = reinterpret_cast<float*>(place(chunks * p.heads * out.blocks * kTile * 4, "gla: chunk decays"));
+    out.scale = p.scale;
   }
-  kept.scale = p.scale;
-  kept.q = at;
-  kept.k = kept.q + chunks * query_heads * kept.blocks * kImageBytes;
-  kept.transposed_scores = kept.k + chunks * p.heads * kept.blocks * kImageBytes;
-  kept.decay = reinterpret_cast<float*>(kept.transposed_scores + chunks * query_heads * kImageBytes);
-  return kept;
+  if (wants_transposed) out.transposed_scores = place(chunks * query_heads * kImageBytes, "gla: scores");
+  return out;
+}
+
+}  // namespace
+
+Prepared kept_prepared(const Params& p, const Plan& plan) {
+  char* at = static_cast<char*>(p.states) + p.states_bytes();
+  return prepared_at(p, plan, true, [&](std::int64_t bytes, const char*) { return std::exchange(at, at + bytes); });
 }
 
 TwoPasses::TwoPasses(Context& context, const Params& p, const Plan& plan, bool backwards)
     : is_prepared(false), parts(nullptr), shared_memory(static_cast<int>(context.architecture().shared_memory)) {
   const std::int64_t chunks = p.sequences.most_chunks, heads = p.heads, query_heads = heads * p.group;
-  const std::int64_t blocks = tiles_of(p.key_dim);
-  const bool keeps = plan.states.kind == StatesKind::prepared || plan.states.kind == StatesKind::scores;
-  if (p.states != nullptr && keeps) {
+  if (p.states != nullptr && plan.states.has_prepared()) {
     prepared = kept_prepared(p, plan);
     is_prepared = backwards;
   } else {
-    prepared.plain = plan.plain;
-    prepared.blocks = static_cast<int>(blocks);
-    if (!plan.plain) {
-      prepared.q = take(context, chunks * query_heads * blocks * kImageBytes, "gla: gated q");
-      prepared.k = take(context, chunks * heads * blocks * kImageBytes, "gla: gated k");
-      prepared.decay = take<float>(context, chunks * heads * blocks * kTile * 4, "gla: chunk decays");
-      prepared.scale = p.scale;
-    }
-    if (backwards) prepared.transposed_scores = take(context, chunks * query_heads * kImageBytes, "gla: scores");
+    prepared = prepared_at(p, plan, backwards,
+                           [&](std::int64_t bytes, const char* label) { return take(context, bytes, label); });
   }
   if (!backwards) prepared.scores = take(context, chunks * query_heads * kImageBytes, "gla: scores");
 
-  const std::int64_t out_heads = backwards ? heads : query_heads;
-  blocks_each = blocks_of_launch(static_cast<int>(blocks));
-  if (recurrence_launches(static_cast<int>(blocks)) > 1) {
-    const std::int64_t tiles = chunks * out_heads * tiles_of(p.value_dim);
+  const int blocks = prepared.blocks;
+  blocks_each = blocks_of_launch(blocks);
+  if (recurrence_launches(blocks) > 1) {
+    const std::int64_t tiles = chunks * (backwards ? heads : query_heads) * tiles_of(p.value_dim);
     parts = take<float>(context, tiles * kTile * kTile * 4, "gla: parts of outputs");
   }
   const TimeCut& cut = backwards ? plan.backward_cut : plan.forward_cut;
@@ -91,27 +90,20 @@ Recurrence run_of(const Params& p, const TwoPasses& passes, bool backwards) {
   return run;
 }
 
-namespace {
-
-template <class Core>
-void run_forward(Context& context, const Params& p, const TwoPasses& passes) {
-  launch_forward_prepare<Core>(context, p, passes.prepared);
+void forward_in_two_passes(Context& context, const Params& p, const Plan& plan) {
+  const ArenaScope scope(context.scratch());
+  const TwoPasses passes(context, p, plan, false);
+  if (context.planning()) return;
   Recurrence run = run_of(p, passes, false);
   run.x = p.v;
   run.out = p.o;
   run.start = static_cast<const float*>(p.h0);
   run.end = static_cast<float*>(p.ht);
   run.states = static_cast<char*>(p.states);
-  launch_recurrence<Core>(static_cast<cudaStream_t>(context.stream()), p, passes, run, true);
-}
-
-}  // namespace
-
-void forward_in_two_passes(Context& context, const Params& params, const Plan& plan) {
-  const ArenaScope scope(context.scratch());
-  const TwoPasses passes(context, params, plan, false);
-  if (context.planning()) return;
-  with_core(plan.hopper, [&]<class Core>() { run_forward<Core>(context, params, passes); });
+  with_core(plan.hopper, [&]<class Core>() {
+    launch_forward_prepare<Core>(context, p, passes.prepared);
+    launch_recurrence<Core>(static_cast<cudaStream_t>(context.stream()), p, passes, run, true);
+  });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

@@ -47,9 +47,6 @@ struct Segments {
   constexpr std::int64_t first_join(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
     return differ(s) ? static_cast<std::uint32_t>(chunk_begin) / static_cast<std::uint32_t>(chunks) : n * (count - 1);
   }
-  constexpr std::int64_t first_place(const Sequences& s, std::int64_t n, std::int64_t chunk_begin) const {
-    return first_join(s, n, chunk_begin) + n;
-  }
   constexpr std::int64_t joins(const Sequences& s) const { return first_join(s, s.count, s.most_chunks); }
   constexpr std::int64_t places(const Sequences& s) const { return joins(s) + s.count; }
 };
