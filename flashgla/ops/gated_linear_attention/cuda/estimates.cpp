@@ -166,16 +166,12 @@ constexpr double kIdleLaunches = 8.0;  // microseconds of launches that find no 
 
 bool longest_is_unknown(const Params& p) { return differ(p.sequences) && p.sequences.longest == 0; }
 
-Params with_all_alike(const Params& p) {
-  Params q = p;
-  q.sequences.longest = std::max<std::int64_t>(in_parts(p.sequences.length, p.sequences.count), 1);
-  return q;
+static Params with_longest(Params p, std::int64_t tokens) {
+  p.sequences.longest = std::max<std::int64_t>(tokens, 1);
+  return p;
 }
-Params with_one_long(const Params& p) {
-  Params q = p;
-  q.sequences.longest = std::max<std::int64_t>(p.sequences.length - (p.sequences.count - 1), 1);
-  return q;
-}
+Params with_all_alike(const Params& p) { return with_longest(p, in_parts(p.sequences.length, p.sequences.count)); }
+Params with_one_long(const Params& p) { return with_longest(p, p.sequences.length - (p.sequences.count - 1)); }
 
 TimeCut cut_time(const Params& p, Direction direction, int multiprocessors) {
   const bool unknown = longest_is_unknown(p);
@@ -272,8 +268,7 @@ template <class Form, class Other>
 static std::int64_t most_chunks_of(const Params& p, const Form& form, const Other& other) {
   const std::int64_t all = p.sequences.chunks_each();
   const auto is_faster = [&](std::int64_t chunks) {
-    Params q = p;
-    q.sequences.longest = std::min(chunks * kChunk, p.sequences.length);
+    const Params q = with_longest(p, std::min(chunks * kChunk, p.sequences.length));
     return form(q) <= other(q);
   };
   const Params one_long = with_one_long(p);

@@ -67,12 +67,10 @@ bool goes_through_features(const Problem& p) {
 // leaves.
 bool fits_one_pass(const Problem& p) { return p.key_dim <= kTile && p.value_dim <= 2 * kTile; }
 bool is_narrow(const Problem& p) { return p.key_dim <= kTile && p.value_dim <= kTile; }
-bool gates_of_tokens(const Problem& p) { return p.gate == GateKind::constant || p.gate == GateKind::scalar; }
 
 // Whether the one kernel of token gates on Hopper finds states between kept ones.
 bool finds_between(const Problem& p, bool hopper) {
-  return hopper && backward_in_chunks(p) && (p.gate == GateKind::none || gates_of_tokens(p)) && is_narrow(p) &&
-         p.group() == 1;
+  return hopper && backward_in_chunks(p) && p.gate != GateKind::key && is_narrow(p) && p.group() == 1;
 }
 
 // Two passes without gates need no preparation of q and k, since TMA brings their rows as they are, where it fills up a
@@ -145,30 +143,30 @@ int spacing_of(const Problem& p, bool hopper, bool one_kernel) {
 States states_of(const Problem& p, bool hopper, bool one_kernel) {
   States s;
   if (p.algorithm == Algorithm::chunk_recomputed) return s;
-  if (p.sums_over_heads) {
-    return {.kind = StatesKind::images, .bytes = static_cast<std::size_t>(sizes_of(p).states_bytes())};
-  }
   const std::int64_t chunks = most_chunks(p), tiles = p.heads * key_tiles(p) * value_tiles(p);
-  if (gates_values_by_chunks(p)) {
+  std::int64_t bytes = 0;
+  if (p.sums_over_heads) {
+    s.kind = StatesKind::images;
+    bytes = sizes_of(p).states_bytes();
+  } else if (gates_values_by_chunks(p)) {
     s.kind = StatesKind::gated;
-    s.bytes = static_cast<std::size_t>(chunks * tiles * kImageBytes);
+    bytes = chunks * tiles * kImageBytes;
   } else if (goes_by_chunks(p) && p.dtype != DType::bf16) {
     s.kind = StatesKind::split;
-    s.bytes = static_cast<std::size_t>(chunks * tiles * parts_of(p) * kImageBytes);
+    bytes = chunks * tiles * parts_of(p) * kImageBytes;
   } else if (backward_in_chunks(p)) {
     const bool plain = is_plain(p, hopper);
     s.kind = fits_one_pass(p) ? StatesKind::images : plain ? StatesKind::scores : StatesKind::prepared;
     s.every_log2 = spacing_of(p, hopper, one_kernel);
     Params sizes = sizes_of(p);
     set_spacing(sizes, s.every_log2);
-    std::int64_t bytes = sizes.states_bytes();
-    if (s.kind == StatesKind::scores) bytes += chunks * p.query_heads * kImageBytes;
+    bytes = sizes.states_bytes();
+    if (s.has_prepared()) bytes += chunks * p.query_heads * kImageBytes;
     if (s.kind == StatesKind::prepared) {
-      bytes += chunks * (((p.query_heads + p.heads) * key_tiles(p) + p.query_heads) * kImageBytes +
-                         p.heads * key_tiles(p) * kTile * 4);
+      bytes += chunks * key_tiles(p) * ((p.query_heads + p.heads) * kImageBytes + p.heads * kTile * 4);
     }
-    s.bytes = static_cast<std::size_t>(bytes);
   }
+  s.bytes = static_cast<std::size_t>(bytes);
   return s;
 }
 
@@ -234,10 +232,6 @@ void read_states_by_chunks(Plan& plan) {
   plan.backward_every_log2 = spacing_of(plan.problem, plan.hopper, false);
 }
 
-BackwardForm one_kernel_of(const Problem& p) {
-  return p.gate == GateKind::key ? BackwardForm::key_gates : BackwardForm::token_gates;
-}
-
 // bf16 by chunks, and short sequences whose backward goes by chunks.
 void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
   const Problem& p = plan.problem;
@@ -259,7 +253,9 @@ void plan_bf16(Plan& plan, const Layout& l, const Architecture& device) {
       faster && (l.states || (chunks && offsets_fit(p, inputs, sizes))) && device.shared_memory >= kFusedSharedBytes;
   plan.finds_states = !l.states;
   if (plan.forward == ForwardForm::one_pass || (one_kernel && plan.finds_states)) plan_one_pass(plan, l, device);
-  plan.backward = one_kernel ? one_kernel_of(p) : BackwardForm::chunks;
+  plan.backward = !one_kernel               ? BackwardForm::chunks
+                  : p.gate == GateKind::key ? BackwardForm::key_gates
+                                            : BackwardForm::token_gates;
   if (!one_kernel) plan.backward_cut = cut_time(sizes, Direction::backward, multiprocessors);
   if (unknown) {
     const TimeCut cut = cut_time(with_one_long(sizes), Direction::backward, multiprocessors);
