@@ -2,7 +2,7 @@
 // chunk, and the decay of the state.
 #pragma once
 
-#include "flashgla/ops/gated_linear_attention/cuda/forward/fused_half_blocks.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/forward/fused_anchors.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
