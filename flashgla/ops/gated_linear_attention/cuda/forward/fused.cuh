@@ -1,18 +1,15 @@
 // Forward in one pass for K <= 64: a group of 128 threads walks through one (sequence, query head, slice of 64 value
-// channels) with the state in registers; q, k, v, the gates and o each cross device memory once a slice. bf16, key
-// gates in bf16. With one anchor a chunk (forward/gates.cuh)
+// channels) with the state in registers; q, k, v, the gates and o each cross device memory once a slice. With one
+// anchor a chunk (forward/gates.cuh)
 //
 //     key gates:         q~ = q 2^G, k~ = k 2^-G;  o = scale (select(q~ k~^T) v + q~ h);  h' = 2^G_last (h + k~^T v)
 //     one gate a token:  v~ = v 2^-G;  o = scale 2^G (select(q k^T) v~ + q h);            h' = 2^G_last (h + k^T v~)
 //
 // and beyond its range with k 2^(G_last - G), plain v and the decay before the product.
 //
-// A block has one such group, or two (the plan says when). Two share one barrier a chunk and nothing else: neighbouring
-// heads then ask for neighbouring rows of 128 bytes at about the same time, which the memory answers 4 to 7% faster.
-// Or, where these lie side by side, each group moves half of the rows of both heads, 256 bytes of a row by one
-// instruction. Shared memory is what lets four groups, 512 sequence-heads on the card, live at once: seven tiles, 56
-// KiB. q and k have two slots each; with a key gate v and g have one, refilled as soon as they are read, else v has
-// two. One slot holds h as the operand of q~ h. o leaves through the slot of q.
+// A block has one such group or two, of which those of a pair of heads move their rows together: README.md, "One pass".
+// Of a group's seven tiles q and k have two slots each; with a key gate v and g have one, refilled as soon as they are
+// read, else v has two. One slot holds h as the operand of q~ h. o leaves through the slot of q.
 #pragma once
 
 #include "flashgla/base/context.h"
@@ -330,28 +327,18 @@ __device__ __forceinline__ void fused(const Params& p, bool asks_early, char* sh
           gate_tokens_steeply<Core, gate, kPairs>(steep_scores, h, places, next_gates, gates, constant_gate, q, k,
                                                   group, left, thread % 32);
         };
-        const auto gate_moved_values = [&] {
-          gate_values(
-              view.moved_base + v_slot, [&](int i) { return view.moved_piece(thread, i); }, sums);
-        };
-        if constexpr (kPairs) {  // each head's decision is its own
-          if (one_anchor) o_scale = token_scales(sums);
-          if (sums.moved_total >= -kRange) gate_moved_values();
-          Core::publish();
-          __syncthreads();  // the operands are there
-          load_late();
-          if (!one_anchor) {
-            gate_steeply();
-            Core::publish();
-            sync_fresh_group();
-          }
-        } else {
-          if (one_anchor) {
-            o_scale = token_scales(sums);
-            gate_moved_values();
-          } else {
-            gate_steeply();
-          }
+        // Of pairs each head's decision is its own, and v's rows are moved for either.
+        if (one_anchor) o_scale = token_scales(sums);
+        if (kPairs ? sums.moved_total >= -kRange : one_anchor) {
+          view.gate_values(v_slot, sums, thread);
+        } else if constexpr (!kPairs) {
+          gate_steeply();
+        }
+        Core::publish();
+        view.sync_moved();  // the operands are there
+        load_late();
+        if (kPairs && !one_anchor) {
+          gate_steeply();
           Core::publish();
           sync_fresh_group();
         }

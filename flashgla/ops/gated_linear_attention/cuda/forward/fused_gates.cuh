@@ -101,17 +101,6 @@ __device__ __forceinline__ TokenSums scan_tokens(const float (&gates)[4], int gr
   return sums;
 }
 
-// The pieces of v that this thread loaded times 2^-sum, in place.
-template <class Piece>
-__device__ __forceinline__ void gate_values(std::uint32_t v, const Piece& piece, const TokenSums& sums) {
-#pragma unroll
-  for (int i = 0; i < kRowsEach; ++i) {
-    const float factor = ptx::exp2(-sums.moved[i]);
-    const std::uint32_t at = v + piece(i);
-    store_shared_16(at, times_split(load_shared_16(at), factor));
-  }
-}
-
 __device__ __forceinline__ void scale_piece(std::uint32_t at, float factor) {
   float x[8];
   unpack_8(load_shared_16(at), x);

@@ -135,16 +135,14 @@ struct FusedView {
       const auto rows_of_gates = [&](int rows) {
         Rows from = rows_at(next, p.g, rows, K);
         from.stride *= 2;
-        next += 2 * step_of(p.g);
         return from;
       };
       const std::uint32_t g_tile = base + g_slot;
       const Rows gates = rows_of_gates(tokens);
+      next += 2 * step_of(p.g);
       load_f32_gates<kRows>(g_tile, gates, 0, mover);
       if constexpr (kRows < kTile) load_f32_gates<kRows>(g_tile, gates, kRows, fresh_shuffled());
-      const Place after = next;
       ask_for_f32_gates(rows_of_gates(tokens - kChunk), mover);
-      next = after;
     } else {
       load(g_slot, next, p.g, min(tokens, kChunk), K);
     }
@@ -167,6 +165,15 @@ struct FusedView {
       const std::uint32_t at = moved_base + g_slot + moved_piece(mover, i);
       const uint4 gates = gates_of(load_shared_16(at));
       if (i < inside) store_shared_16(at, gates);
+    }
+  }
+  // The pieces of v that this thread has loaded times 2^-sum, in place.
+  __device__ __forceinline__ void gate_values(std::uint32_t slot, const TokenSums& sums, int thread) const {
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      const float factor = ptx::exp2(-sums.moved[i]);
+      const std::uint32_t at = moved_base + slot + moved_piece(thread, i);
+      store_shared_16(at, times_split(load_shared_16(at), factor));
     }
   }
   __device__ __forceinline__ void token_gates(RawGates& bits, Place& next, int rows) const {
