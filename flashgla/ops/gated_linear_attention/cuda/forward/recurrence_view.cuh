@@ -7,7 +7,6 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/estimates.h"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/place_in_time.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
 
@@ -60,7 +59,7 @@ struct RecurrenceView {
   using Core = CoreIn;
   using Plan = RecurrencePlan<Core, kKeyTiles, kGroups, kOutputs, kGrouped, kPlain>;
   static constexpr int KB = kKeyTiles, groups = kGroups;
-  static constexpr bool outputs = kOutputs, grouped = kGrouped, plain = kPlain, kBulk = Core::copies_in_bulk;
+  static constexpr bool outputs = kOutputs, grouped = kGrouped, plain = kPlain, kBulk = Plan::in_bulk;
   static constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
   const Params& p;
   const Recurrence& run;

@@ -19,7 +19,6 @@
 
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/gates.cuh"
-#include "flashgla/ops/gated_linear_attention/cuda/forward/state.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/row_maps.h"
 
 namespace flashgla::ops::gated_linear_attention::cuda {

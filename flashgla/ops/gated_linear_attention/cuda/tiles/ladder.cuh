@@ -164,24 +164,13 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
   };
   constexpr int kToEnd = kBlocks;     // after the queries' factors
   const std::uint32_t room = q_tile;  // until it gets q 2^G
-  std::uint32_t held[kAside ? 1 : 16];
-  Local<std::uint32_t, kAside ? 16 : 1> aside;
-  if constexpr (kAside) {
-    std::uint32_t loaded[16];
-    load_operand<Stored::k_inner>(loaded, q_tile, fresh_thread());
-    aside.put(loaded);
-  } else {
-    load_operand<Stored::k_inner>(held, q_tile, fresh_thread());
-  }
+  std::uint32_t loaded[16];
+  load_operand<Stored::k_inner>(loaded, q_tile, fresh_thread());
+  std::conditional_t<kAside, Local<std::uint32_t, 16>, Held<std::uint32_t, 16>> waiting;
+  waiting.put(loaded);
   const auto queries_of = [&](std::uint32_t(&q)[4], int k16) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kAside) {
-        q[i] = aside.x[4 * k16 + i];
-      } else {
-        q[i] = held[4 * k16 + i];
-      }
-    }
+    for (int i = 0; i < 4; ++i) q[i] = waiting.x[4 * k16 + i];
   };
   const auto keys_of = [&](std::uint32_t(&k)[4], int k16) {
     TensorCore80::load_a<Stored::k_inner>(k, k_tile, k16, fresh_thread());

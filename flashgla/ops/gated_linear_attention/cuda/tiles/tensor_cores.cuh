@@ -15,7 +15,6 @@ enum class Loads { ahead, in_turn };
 // mma.sync: sm_80 and later.
 struct TensorCore80 {
   static constexpr bool available = true;
-  static constexpr bool copies_in_bulk = false;
   // Between begin and finish lie products only; both name the registers these use (accumulators that go on, operands).
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&...) {}  // operands are written, barrier passed
@@ -124,7 +123,6 @@ namespace warpgroup = ops::cuda::warpgroup;
 // wgmma reads both operands from shared memory, once a group instead of once a warp.
 struct TensorCore90 {
   static constexpr bool available = true;
-  static constexpr bool copies_in_bulk = true;  // TMA with its barriers is there too
   template <class... Registers>
   static __device__ __forceinline__ void begin(Registers&... registers) {
     (warpgroup::pin(registers), ...);

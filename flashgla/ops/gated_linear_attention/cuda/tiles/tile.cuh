@@ -292,6 +292,25 @@ __device__ __forceinline__ void write_state(float* state, Accumulator& h, int K,
                                             int thread) {
   move_state<true>(h, state, K, V, key, value, thread);
 }
+// The same where the accumulator's rows are value channels. A warp's access is four rows of eight neighbours, whole
+// sectors of memory.
+template <bool store>
+__device__ __forceinline__ void move_transposed_state(Accumulator& h, float* state, int K, int V, int key, int value,
+                                                      int thread) {
+  const int lane = thread % 32, row = value + thread / 32 * 16 + lane / 4, column = key + 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (row + 8 * half >= V) continue;
+    float* at = state + static_cast<std::int64_t>(column) * V + row + 8 * half;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      float &x = h[4 * j + 2 * half], &y = h[4 * j + 2 * half + 1];
+      if (column + 8 * j < K) store ? * at = x : x = *at;
+      if (column + 8 * j + 1 < K) store ? at[V] = y : y = at[V];
+      at += 8 * V;
+    }
+  }
+}
 
 // Segments' states and parts of outputs: as an accumulator of a group lies in its threads, 16 KiB, four elements of a
 // thread beside its neighbours': [8][thread][4]. Adds one, and writes one.
