@@ -2,9 +2,8 @@
 // depends on gates, once, chunk-parallel, whatever the gate's kind. For chunk and query head: q~ = scale q 2^G, the
 // scores P = q~ k^T with the decays between, and, once a key-value head, k~ = k 2^(sum of later gates) and the chunk's
 // decay 2^(sum of all); or, where q and k go on as they are (Plan::plain), P = q k^T alone. No exponent is positive
-// outside the scores, and those go by the ladder (forward/gates.cuh). The recurrence after it (forward/recurrence.cuh)
-// is then gate-free. Operands are written as images of the shared-memory tiles, which the next kernels copy as they
-// lie.
+// outside the scores, and those go by the ladder (forward/gates.cuh). Operands are written as images of the
+// shared-memory tiles, which the next kernels copy as they lie.
 #pragma once
 
 #include <algorithm>

@@ -3,13 +3,8 @@
 //     o = q~ h + P v,        h' = 2^sum h + k~^T v,
 // and backwards in time, dh the gradient of the state after a chunk, the same with other names:
 //     dv = k~ dh + P^T do,   dh' = 2^sum dh + q~^T do.
-// Segments: where sequences, heads and slices do not fill the card, time is cut, and this kernel runs from start states
-// that segments.cuh has found.
-//
-// The state is held transposed, a row a value channel: rounded, it is the operand of o^T = h^T q~^T + v^T P^T as it
-// lies in registers, and so is v^T of h'^T = h^T 2^sum + v^T k~, read once a chunk. What shared memory gives the tensor
-// cores is images alone. They come by steps of one key tile, q~ and k~ together, in a ring of slots; on Hopper warps of
-// their own bring images and v, and take outputs and kept states away.
+// Where time is cut it runs from start states that segments.cuh has found. The state is held transposed, a row a value
+// channel: why, and who brings images and takes outputs away, is in README.md, "Two passes".
 #pragma once
 
 #include <algorithm>

@@ -1,9 +1,7 @@
 // Where time is cut into segments (two_pass.h): the state that each segment's own tokens leave, from zero,
 //     h' = 2^sum h + k~^T v      (backwards dh' = 2^sum dh + q~^T do),
-// as the recurrence goes (recurrence.cuh), and start states made of them. Nothing but the end is wanted, so no operand
-// is made of h and it lies as a product does that reads v once for many key channels: rows are key channels, k~^T goes
-// through registers, v through shared memory. A decay is a row's then, two numbers a thread and key tile. A group takes
-// turns with two key tiles: what one is multiplied with goes on while the other decays.
+// as the recurrence goes (recurrence.cuh), and start states made of them. Rows of accumulators are key channels, as is
+// best where nothing is multiplied with the state (README.md, "Two passes").
 #pragma once
 
 #include <algorithm>

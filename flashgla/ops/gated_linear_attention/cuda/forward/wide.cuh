@@ -11,10 +11,7 @@
 // steps in order:
 //     o^T = scale sum over key tiles (h^T q~^T + v^T P^T)     h^T = (h^T + v^T k~) 2^B
 // The scores are those of the step's key tile alone, so that the groups that gate never wait for each other.
-//
-// Peers: two slices of a head with two key tiles are a cluster of two blocks. Each gates one of the key tiles, its
-// groups in turns, and TMA gives the other block what they made, into a slot that is there for that. A
-// block takes its own step of a chunk first, then its peer's.
+// Who does what in a step, and peers, blocks that gate for each other: WIDE.md.
 #pragma once
 
 #include "flashgla/base/cuda/launch.cuh"

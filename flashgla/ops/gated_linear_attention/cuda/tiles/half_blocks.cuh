@@ -1,12 +1,7 @@
 // The rung below anchors.cuh, on wgmma: as there, but half a block, 8 tokens, is half a k-step with an anchor of its
 // own, the gates' sum after its fourth token, and log gates below kLeastGate are held there. So no token is more than
-// 62 bits from its anchor and no anchor more than 124 from the next, for any gates.
-//
-// What that costs: two tokens of a chunk with such a gate between them have 2^-15.5 of each other, or less, where they
-// would have less yet: far below bf16's rounding beside what each has of itself, which no gate touches. What would be
-// small itself is not made that way: the state and its gradient decay by the gates as they are, and dg_t, and the
-// gradient before the chunk, all of which has gone through gate t (the first one), are multiplied by what it was held
-// back by. What a token has with itself is kept out of dg, whose terms would be far smaller.
+// 62 bits from its anchor and no anchor more than 124 from the next, for any gates. What that costs, and which results
+// are given back what was held: README.md, "Half blocks".
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/anchors.cuh"

@@ -8,10 +8,8 @@
 // The last factor belongs to a channel and a pair of blocks, so it is never an operand's: queries are multiplied by it
 // from one block of keys to the one before, in registers. It is at most 1, as are q'_i and k'_j outside near blocks.
 // Pairs inside a block that is not near go by halving inside the warp (halve_block), exact for any gates.
-//
-// Where a factor of at most 1 falls below 2^-126 it is 0: a term that others of the same kind exceed by 2^126, or by
-// 2^(126 - kBlockReach) where an anchor in a block's middle gives some of it back. The first factor that queries (or
-// keys) 2^kBlockReach large meet may be 2^(-2 kBlockReach), so it is applied as its square root, twice.
+// The first factor that queries (or keys) 2^kBlockReach large meet may be 2^(-2 kBlockReach), so it is applied as its
+// square root, twice.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/block_sums.cuh"

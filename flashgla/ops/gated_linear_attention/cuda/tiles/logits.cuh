@@ -1,8 +1,6 @@
-// Key gates given as logits (Params::logit_scale).
-//
-// A kernel turns a tile of logits into log gates where it lies, as soon as it has come: worked out in f32, and rounded
-// to bf16 as gates in memory would be. dg, on its way to memory, is multiplied by the slope, from the gates; in narrow
-// heads, if gates have a least value, and by blocks at the logits, read again.
+// Key gates given as logits (Params::logit_scale; README.md, "Logits"): turned into log gates in their tile, and dg
+// multiplied by the slope, from the gates; in narrow heads, if gates have a least value, and by blocks at the logits,
+// read again.
 #pragma once
 
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
