@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "flashgla/ops/gated_linear_attention/cuda/plan.h"
@@ -244,17 +245,14 @@ double backward_by_chunks_microseconds(const Params& p, int multiprocessors) {
 }
 
 ForwardForm fastest_form(const Params& p, bool one_pass_fits, bool wide_pass_fits, int multiprocessors) {
-  ForwardForm best = ForwardForm::two_passes;
-  double least = two_passes_microseconds(p, multiprocessors);
-  const auto consider = [&](ForwardForm form, double microseconds) {
-    if (microseconds < least) {
-      least = microseconds;
-      best = form;
-    }
-  };
-  if (one_pass_fits) consider(ForwardForm::one_pass, one_pass_microseconds(p, multiprocessors));
-  if (wide_pass_fits) consider(ForwardForm::one_wide_pass, wide_pass_microseconds(p, multiprocessors));
-  return best;
+  std::pair fastest{two_passes_microseconds(p, multiprocessors), ForwardForm::two_passes};
+  if (one_pass_fits) {
+    fastest = std::min(fastest, {one_pass_microseconds(p, multiprocessors), ForwardForm::one_pass});
+  }
+  if (wide_pass_fits) {
+    fastest = std::min(fastest, {wide_pass_microseconds(p, multiprocessors), ForwardForm::one_wide_pass});
+  }
+  return fastest.second;
 }
 
 bool one_kernel_is_faster(const Params& p, int multiprocessors) {
