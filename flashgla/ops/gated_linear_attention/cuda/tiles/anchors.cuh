@@ -137,11 +137,9 @@ __device__ __forceinline__ void scale_rows_of_blocks(Accumulator& a, const Ancho
   const auto vector = [&](int block) {
     return anchors.factor_if(kFromHere ? block >= t : block < t, t) + 8 * (thread % 4);
   };
-  if constexpr (kAnchors == kBlocks) {
-    scale_columns_at(a, vector(thread / 32));
-  } else {
-    scale_columns_by_rows<t % 2 == 0>(a, vector(thread / 32 * 2), vector(thread / 32 * 2 + 1));
-  }
+  constexpr int kEach = kAnchors / kBlocks;  // of a warp
+  const int own = thread / 32 * kEach;
+  scale_columns_by_rows<t % kEach == 0>(a, vector(own), vector(own + kEach - 1));
 }
 // d += the step of block t of pairs times a tile's rows.
 template <class Core, int kAnchors, int t>

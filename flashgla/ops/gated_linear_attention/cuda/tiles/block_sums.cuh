@@ -59,12 +59,7 @@ __device__ __forceinline__ void sum_block(Accumulator& sums, std::uint32_t g_til
   const int warp = thread / 32, row = thread % 32 / 4, column = 2 * (thread % 4);
   const std::uint32_t lower = column < row ? ones : column == row ? low_one : 0;
   const std::uint32_t triangle[4] = {lower, ones, 0, lower};
-  const auto clamped = [](std::uint32_t x) {
-    const std::uint32_t strongest = 0xc2d0c2d0;  // -104
-    const __nv_bfloat162 larger =
-        __hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(strongest));
-    return reinterpret_cast<const std::uint32_t&>(larger);
-  };
+  const auto clamped = [](std::uint32_t x) { return as_word(__hmax2_nan(as_pair(x), as_pair(0xc2d0c2d0))); };  // -104
   clear(sums);
   float test = 0.0f;
 #pragma unroll

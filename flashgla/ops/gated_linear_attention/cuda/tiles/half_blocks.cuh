@@ -13,17 +13,10 @@ constexpr float kLeastGate = -10.75f;  // natural logarithm, a bf16 number
 
 // Two gates, held at the least; and what they are below it, NaN where they are.
 __device__ __forceinline__ std::uint32_t held_gates(std::uint32_t x) {
-  const std::uint32_t least = 0xc12cc12c;
-  const __nv_bfloat162 held =
-      __hmax2_nan(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(least));
-  return reinterpret_cast<const std::uint32_t&>(held);
+  return as_word(__hmax2_nan(as_pair(x), as_pair(0xc12cc12c)));
 }
 __device__ __forceinline__ std::uint32_t gates_below(std::uint32_t x) {
-  const std::uint32_t back = 0x412c412c, none = 0;
-  const __nv_bfloat162 more =
-      __hadd2(reinterpret_cast<const __nv_bfloat162&>(x), reinterpret_cast<const __nv_bfloat162&>(back));
-  const __nv_bfloat162 below = __hmin2_nan(more, reinterpret_cast<const __nv_bfloat162&>(none));
-  return reinterpret_cast<const std::uint32_t&>(below);
+  return as_word(__hmin2_nan(__hadd2(as_pair(x), as_pair(0x412c412c)), as_pair(0)));
 }
 // What holding a gate back has multiplied by too much.
 __device__ __forceinline__ float of_held(float gate) { return ptx::exp2(fminf(gate - kLeastGate, 0.0f) * kLog2E); }

@@ -7,11 +7,6 @@
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 
-// Two bf16 numbers as such.
-__device__ __forceinline__ const __nv_bfloat162& as_pair(const std::uint32_t& x) {
-  return reinterpret_cast<const __nv_bfloat162&>(x);
-}
-
 // log(sigmoid(x)) = min(x, 0) - log(1 + e), with e = e^-|x|; log(1 + e) / e is a polynomial of degree 3, 2^-11 of
 // itself off at most, the gates' own rounding 2^-9: a logarithm would be the special functions' second instruction.
 constexpr float kLogRatio0 = 0.99960651f, kLogRatio1 = -0.48641106f, kLogRatio2 = 0.254021f, kLogRatio3 = -0.07434202f;
@@ -50,8 +45,7 @@ struct GatesOfLogits {
       const float2 x = ptx::unpack_bf16(words[i]);
       const __nv_bfloat162 rest = __floats2bfloat162_rn(beyond_zero(x.x), beyond_zero(x.y)),
                            negative = __hmin2(as_pair(words[i]), __float2bfloat162_rn(0.0f));
-      const __nv_bfloat162 gate = __hmax2_nan(__hfma2(negative, scale, rest), least);
-      gates[i] = reinterpret_cast<const std::uint32_t&>(gate);
+      gates[i] = as_word(__hmax2_nan(__hfma2(negative, scale, rest), least));
     }
     return make_uint4(gates[0], gates[1], gates[2], gates[3]);
   }

@@ -41,6 +41,13 @@ template <class Core>
 constexpr flashgla::cuda::Begin kNext =
     std::is_same_v<Core, TensorCore90> ? flashgla::cuda::Begin::beside_previous : flashgla::cuda::Begin::after_previous;
 
+// Two bf16 numbers as such, and back.
+__device__ __forceinline__ const __nv_bfloat162& as_pair(const std::uint32_t& x) {
+  return reinterpret_cast<const __nv_bfloat162&>(x);
+}
+__device__ __forceinline__ std::uint32_t as_word(const __nv_bfloat162& x) {
+  return reinterpret_cast<const std::uint32_t&>(x);
+}
 // Two numbers as bf16; they become what rounding has left of them.
 __device__ __forceinline__ std::uint32_t take_bf16(float& x, float& y) {
   const std::uint32_t packed = ptx::pack_bf16(x, y);
