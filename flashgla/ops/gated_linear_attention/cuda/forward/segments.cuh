@@ -11,7 +11,7 @@
 #include "flashgla/base/cuda/launch.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/place_in_time.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/forward/two_pass.h"
-#include "flashgla/ops/gated_linear_attention/cuda/tiles/rows_by_warp.cuh"
+#include "flashgla/ops/gated_linear_attention/cuda/tiles/pieces.cuh"
 
 namespace flashgla::ops::gated_linear_attention::cuda {
 

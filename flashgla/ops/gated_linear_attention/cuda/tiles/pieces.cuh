@@ -59,10 +59,61 @@ __device__ __forceinline__ void store_tile_image(char* image, std::uint32_t tile
   }
 }
 
+// ---- by one warp ----
+
+// Starts the copy of so many tiles side by side, their rows together; the pieces outside become zeros.
+template <int tiles_wide>
+__device__ __forceinline__ void load_tiles_by_warp(std::uint32_t tiles, const Rows& r, int lane) {
+  constexpr int kPieces = 8 * tiles_wide, kRows = 32 / kPieces, kPeriod = 8 / kRows;
+  const int piece = lane % kPieces, first = lane / kPieces;
+  std::uint32_t to[kPeriod];
+#pragma unroll
+  for (int i = 0; i < kPeriod; ++i) to[i] = tiles + piece / 8 * kTileBytes + tile_piece(first + kRows * i, piece % 8);
+  const char* from = r.data + first * r.stride + 16 * piece;
+  const int step = kRows * r.stride;
+  if (r.rows == kTile && r.channels >= 64 * tiles_wide) {
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; ++i) {
+      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), from);
+      from += step;
+    }
+  } else {
+    const int rows = 8 * piece < r.channels ? r.rows : 0;
+#pragma unroll
+    for (int i = 0; i < kTile / kRows; ++i) {
+      const bool inside = first + kRows * i < rows;
+      ptx::copy_async_16(to[i % kPeriod] + 1024 * (i / kPeriod), inside ? from : r.data, inside ? 16 : 0);
+      from += step;
+    }
+  }
+}
+// Writes a tile to rows.
+__device__ __forceinline__ void store_tile_by_warp(const Rows& r, std::uint32_t tile, int lane) {
+  const int piece = lane % 8, first = lane / 8, rows = 8 * piece < r.channels ? r.rows : 0, step = 4 * r.stride;
+  char* to = const_cast<char*>(r.data) + first * r.stride + 16 * piece;
+  const std::uint32_t even = tile + tile_piece(first, piece), odd = tile + tile_piece(first + 4, piece);
+#pragma unroll
+  for (int i = 0; i < 16; i += 8) {
+    uint4 x[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) x[j] = load_shared_16((j % 2 == 0 ? even : odd) + 1024 * ((i + j) / 2));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      if (first + 4 * (i + j) < rows) *reinterpret_cast<uint4*>(to) = x[j];
+      to += step;
+    }
+  }
+}
+
 // ---- key gates in f32 ----
 // A tile of them is rounded to bf16 as it comes, through registers: a chunk's 16 KiB have no place in shared memory.
 // Rounded, a sum of gates x is off by at most 2^-9 x, and a term that it makes decay by 2^-9 x e^-x, at most 0.37 of
 // what rounding q, k or v does.
+
+// Two of them, as they lie in memory.
+__device__ __forceinline__ std::uint32_t round_two(std::uint32_t x, std::uint32_t y) {
+  return ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
+}
 
 // By a group: kRows / 4 of each thread's pieces, from row `first` on; rows are of f32.
 template <int kRows>
@@ -79,15 +130,12 @@ __device__ __forceinline__ void load_f32_gates(std::uint32_t tile, const Rows& r
     }
     from += 16 * r.stride;
   }
-  const auto pack = [](std::uint32_t x, std::uint32_t y) {
-    return ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
-  };
   const std::uint32_t to = tile + tile_piece(row, thread % 8);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const uint4 low = raw[i][0], high = raw[i][1];
-    store_shared_16(to + 16 * 128 * i,
-                    make_uint4(pack(low.x, low.y), pack(low.z, low.w), pack(high.x, high.y), pack(high.z, high.w)));
+    store_shared_16(to + 16 * 128 * i, make_uint4(round_two(low.x, low.y), round_two(low.z, low.w),
+                                                  round_two(high.x, high.y), round_two(high.z, high.w)));
   }
 }
 // The same of a whole tile, in registers between reading and writing; neighbours read what lies side by side.
@@ -106,13 +154,10 @@ struct F32Gates {
     }
   }
   __device__ __forceinline__ void put(std::uint32_t tile, int thread) const {
-    const auto pack = [](std::uint32_t x, std::uint32_t y) {
-      return ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
-    };
     const std::uint32_t to = tile + tile_piece(thread / 16, thread % 16 / 2) + thread % 2 * 8;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      store_shared_uint2(to + 8 * 128 * i, make_uint2(pack(raw[i].x, raw[i].y), pack(raw[i].z, raw[i].w)));
+      store_shared_uint2(to + 8 * 128 * i, make_uint2(round_two(raw[i].x, raw[i].y), round_two(raw[i].z, raw[i].w)));
     }
   }
 };
