@@ -41,8 +41,7 @@ __device__ __forceinline__ void gate_keys_by_blocks(Local<std::uint32_t, 16>& st
       s, q_tile, q_tile + (k - q), g_tile, 1.0f,
       [&](Accumulator& sums, int thread) { sum_block(sums, g_tile, thread); },
       [&](float2 sum, bool each_near) {
-        const bool one_reaches = __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0,
-                   near = __all_sync(0xffffffffu, each_near) != 0;
+        const bool one_reaches = one_anchor_reaches(sum), near = __all_sync(0xffffffffu, each_near) != 0;
         rung = one_reaches      ? Rung::one_anchor
                : !kAsynchronous ? Rung::blocks
                : near           ? Rung::anchors

@@ -30,11 +30,9 @@ using Place = int;
 
 enum FusedTensor { kFusedQ, kFusedK, kFusedV, kFusedO, kFusedGates, kFusedStates, kFusedTensors };
 
-template <class CoreIn, GatesAs kGate, bool kPairsIn>
+template <class Core, GatesAs gate, bool kPairs>
 struct FusedView {
-  using Core = CoreIn;
-  static constexpr GatesAs gate = kGate;
-  static constexpr bool kPairs = kPairsIn, in_f32 = gate == GatesAs::f32, key = gate == GatesAs::bf16 || in_f32;
+  static constexpr bool in_f32 = gate == GatesAs::f32, key = gate == GatesAs::bf16 || in_f32;
   static constexpr std::uint32_t v_slots = 4 * kTileBytes, g_slot = 5 * kTileBytes, h_slot = 6 * kTileBytes;
   static constexpr int unit = 16;  // of a Place
   // Of this thread's tokens of the next chunk, as scan_tokens has them. Bits as they lie in memory: what they mean is

@@ -17,6 +17,11 @@ namespace flashgla::ops::gated_linear_attention::cuda {
 // sum's rounding, 60 * 2^-24 * 8, far below bf16's.
 constexpr float kRange = 60.0f;
 
+// Whether one anchor reaches, by sums of a lane's two channels, which all warps have alike.
+__device__ __forceinline__ bool one_anchor_reaches(float2 sums) {
+  return __all_sync(0xffffffffu, sums.x >= -kRange && sums.y >= -kRange) != 0;
+}
+
 // f(how gates come, as a constant) of a launch of preparation; tokens: or none.
 template <class Core, class F>
 void with_gates_as(const Params& p, const F& f) {

@@ -172,7 +172,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& p, const Prepared& o
     ptx::copy_async_wait<0>();
     sync_group();
     const float2 total = load_shared_float2(b.totals + 8 * lane);
-    const bool one_anchor = kPlain || __all_sync(0xffffffffu, total.x >= -kRange && total.y >= -kRange) != 0;
+    const bool one_anchor = kPlain || one_anchor_reaches(total);
     const auto kv_block = [&] { return (chunk * p.heads + b.head) * out.blocks + anew(kb); };
     if (leads() && thread < 32)
       *reinterpret_cast<float2*>(out.decay + kv_block() * 64 + 2 * lane) = load_shared_float2(b.powers + 8 * lane);

@@ -22,7 +22,7 @@ __device__ __forceinline__ void recurrence(const Params& p, const Recurrence& ru
   static_assert(!plain || Plan::in_bulk);
   using View = RecurrenceView<Core, KB, groups, outputs, grouped, plain>;
   constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
-  constexpr bool kBulk = View::kBulk;
+  constexpr bool kBulk = Plan::in_bulk;
   View view{p, run, segments, ptx::shared_address(shared)};
   if (!view.start()) return;
   const std::uint32_t base = view.base;

@@ -54,12 +54,10 @@ struct RecurrenceImages {  // of a visit, from the launch's first key tile on
 // reads the state. Forwards a block has a query head and the state of its key-value head, of which one query head of
 // the group writes what they share. Backwards, and without outputs, it has a key-value head; backwards with all of its
 // query heads.
-template <class CoreIn, int kKeyTiles, int kGroups, bool kOutputs, bool kGrouped, bool kPlain>
+template <class Core, int KB, int groups, bool outputs, bool grouped, bool plain>
 struct RecurrenceView {
-  using Core = CoreIn;
-  using Plan = RecurrencePlan<Core, kKeyTiles, kGroups, kOutputs, kGrouped, kPlain>;
-  static constexpr int KB = kKeyTiles, groups = kGroups;
-  static constexpr bool outputs = kOutputs, grouped = kGrouped, plain = kPlain, kBulk = Plan::in_bulk;
+  using Plan = RecurrencePlan<Core, KB, groups, outputs, grouped, plain>;
+  static constexpr bool kBulk = Plan::in_bulk;
   static constexpr int kSlots = Plan::slots, kVSlots = Plan::v_slots;
   const Params& p;
   const Recurrence& run;

@@ -200,9 +200,6 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
       sync_fresh_group();
     }
   };
-  const auto is_near = [](float2 sum) {  // alike in all warps
-    return __all_sync(0xffffffffu, sum.x >= -kRange && sum.y >= -kRange) != 0;
-  };
   const auto decays_of = [&](int chunk) {
     return reinterpret_cast<float*>(shared + place_of(chunk).slot * Plan::slot_bytes + Plan::decay_in_slot);
   };
@@ -245,7 +242,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
     Core::publish();
     sync_fresh_group();  // and tells whether it did
     two_totals = *reinterpret_cast<const float2*>(totals + 2 * (thread % 32));
-    return is_near(two_totals);
+    return one_anchor_reaches(two_totals);
   };
   // next: this group's next step, whose gates of f32 are read when this one has been handed over, and put; 0: none.
   const auto finish_near = [&](int chunk, float2 two_totals, int next) {
@@ -307,7 +304,7 @@ __device__ __forceinline__ void gate_steps(const Params& p, const WideMaps& maps
         },
         [&](float2 sum, bool) {
           put_decay(number.x[0], sum, true);
-          would_reach = is_near(sum);
+          would_reach = one_anchor_reaches(sum);
         });
     std::uint32_t pairs[16];
     select_pairs<false>(pairs, scores, fresh_thread());
