@@ -1,10 +1,11 @@
 #include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 #include <utility>
-#include <vector>
 
 #include "flashgla/ops/gated_linear_attention/cuda/limits.h"
 #include "flashgla/ops/gated_linear_attention/logits.h"
@@ -468,20 +469,15 @@ Plan plan_of_call(const Problem& problem, const Layout& layout, const Architectu
     bool hopper;
     Plan plan;
   };
-  constexpr std::size_t kMost = 8;
-  thread_local std::vector<Made> made;
-  thread_local std::size_t oldest = 0;
-  for (const Made& m : made) {
-    if (m.problem == problem && m.layout == layout && m.hopper == hopper && m.architecture == architecture) {
-      return m.plan;
+  thread_local std::array<std::optional<Made>, 8> made;
+  thread_local std::size_t planned = 0;
+  for (const std::optional<Made>& m : made) {
+    if (m && m->problem == problem && m->layout == layout && m->hopper == hopper && m->architecture == architecture) {
+      return m->plan;
     }
   }
   Made now{problem, layout, architecture, hopper, make_plan(problem, layout, architecture, hopper)};
-  if (made.size() < kMost) return made.emplace_back(std::move(now)).plan;
-  made[oldest] = std::move(now);
-  const std::size_t at = oldest;
-  oldest = (oldest + 1) % kMost;
-  return made[at].plan;
+  return made[planned++ % made.size()].emplace(std::move(now)).plan;
 }
 
 Plan of_short_sequences(const Plan& plan) {
