@@ -16,9 +16,9 @@ void launch(cudaStream_t stream, const Params& p) {
                       p.gate == GateKind::key && !f32_gates ? row_map_of(p, p.g, p.heads, p.key_dim) : RowMap{},
                       row_map_of(p, p.v, p.heads, p.value_dim), row_map_of(p, p.o, p.heads * p.group, p.value_dim)};
   const std::int64_t slices = (p.value_dim + 64 * groups - 1) / (64 * groups);
-  with_gates_as<TensorCore90>(p, [&](auto gates) {
+  with_gates_as<TensorCore90>(p, [&]<GatesAs gates>() {
     flashgla::cuda::launch("gated_linear_attention wide forward",
-                           wide_forward_kernel<TensorCore90, KB, groups, peers, decltype(gates)::value>,
+                           wide_forward_kernel<TensorCore90, KB, groups, peers, gates>,
                            {dim3(static_cast<unsigned>(p.sequences.count * p.heads * p.group * slices)), peers},
                            Plan::threads, Plan::bytes, stream, kNext<TensorCore90>, p, maps);
   });

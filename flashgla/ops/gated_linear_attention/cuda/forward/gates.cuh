@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "flashgla/ops/gated_linear_attention/cuda/launch.h"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/ladder.cuh"
 #include "flashgla/ops/gated_linear_attention/cuda/tiles/logits.cuh"
 
@@ -22,18 +23,14 @@ __device__ __forceinline__ bool one_anchor_reaches(float2 sums) {
   return __all_sync(0xffffffffu, sums.x >= -kRange && sums.y >= -kRange) != 0;
 }
 
-// f(how gates come, as a constant) of a launch of preparation; tokens: or none.
+// f<GatesAs>() with how gates come in a launch of preparation: logits as such, none as one a token.
 template <class Core, class F>
-void with_gates_as(const Params& p, const F& f) {
-  if (p.gate != GateKind::key) {
-    f(std::integral_constant<GatesAs, GatesAs::tokens>());
-  } else if (p.gate_dtype == DType::f32) {
-    f(std::integral_constant<GatesAs, GatesAs::f32>());
-  } else if (p.logit_scale == 0.0f) {
-    f(std::integral_constant<GatesAs, GatesAs::bf16>());
-  } else if constexpr (std::is_same_v<Core, TensorCore90>) {
-    f(std::integral_constant<GatesAs, GatesAs::logits>());
+void with_gates_as(const Params& p, F f) {
+  if constexpr (std::is_same_v<Core, TensorCore90>) {
+    if (p.gate == GateKind::key && p.logit_scale != 0.0f) return f.template operator()<GatesAs::logits>();
   }
+  with_gates_of<false>(
+      p, [&]<GatesAs gates>() { f.template operator()<gates == GatesAs::none ? GatesAs::tokens : gates>(); });
 }
 
 // Running sums of one gate a token where an accumulator has its elements. gates: 64 floats.

@@ -268,7 +268,7 @@ void launch_forward_prepare(Context& context, const Params& p, const Prepared& p
   if constexpr (std::is_same_v<Core, TensorCore90>) {
     if (prepared.plain) return launch(forward_prepare_kernel<Core, GatesAs::tokens, true>);
   }
-  with_gates_as<Core>(p, [&](auto gates) { launch(forward_prepare_kernel<Core, decltype(gates)::value, false>); });
+  with_gates_as<Core>(p, [&]<GatesAs gates>() { launch(forward_prepare_kernel<Core, gates, false>); });
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda
