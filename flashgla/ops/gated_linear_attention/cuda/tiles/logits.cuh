@@ -107,14 +107,6 @@ __device__ __forceinline__ void turn_tile_of_logits(std::uint32_t tile, int rows
         at, make_uint4(cut(logits.x, gates.x), cut(logits.y, gates.y), cut(logits.z, gates.z), cut(logits.w, gates.w)));
   }
 }
-__device__ __forceinline__ uint4 times_slope(const uint4& gradients, const uint4& logits, const Params& p) {
-  float d[8], x[8];
-  unpack_8(gradients, d);
-  unpack_8(logits, x);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) d[e] *= slope_of_logit(x[e], p.logit_scale, p.gate_min);
-  return pack_8(d);
-}
 // dg to the rows of a tensor, from a tile, times the slopes from one of gates that turn_tile_of_logits has made.
 __device__ __forceinline__ void store_tile_by_gates(const Rows& r, std::uint32_t gates, std::uint32_t tile,
                                                     const Params& p, int thread) {
@@ -142,9 +134,12 @@ __device__ __forceinline__ void store_tile_by_logits(const Rows& r, const Rows& 
   const int row = kRowsEach * (thread / 8), left = thread % 8 * 8 < r.channels ? r.rows - row : 0;
 #pragma unroll 1
   for (int i = 0; i < kRowsEach && i < left; ++i) {
-    const uint4 x = *reinterpret_cast<const uint4*>(logits.data + (row + i) * logits.stride + thread % 8 * 16);
-    *reinterpret_cast<uint4*>(const_cast<char*>(r.data) + (row + i) * r.stride + thread % 8 * 16) =
-        times_slope(load_shared_16(tile + own_piece(thread, i)), x, p);
+    float d[8], x[8];
+    unpack_8(*reinterpret_cast<const uint4*>(logits.data + (row + i) * logits.stride + thread % 8 * 16), x);
+    unpack_8(load_shared_16(tile + own_piece(thread, i)), d);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) d[e] *= slope_of_logit(x[e], p.logit_scale, p.gate_min);
+    *reinterpret_cast<uint4*>(const_cast<char*>(r.data) + (row + i) * r.stride + thread % 8 * 16) = pack_8(d);
   }
 }
 
