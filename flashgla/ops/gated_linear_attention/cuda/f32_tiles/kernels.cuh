@@ -38,10 +38,10 @@ __global__ void __launch_bounds__(kGroupThreads, kStatesBlocks<Kernel, kOf>)
   if constexpr (kOf == Operands::gated) begin_beside_previous();
   extern __shared__ __align__(1024) char shared[];
   if constexpr (!Kernel::Core::available) {
-  } else if constexpr (kOf == Operands::own) {
-    pass_own_states<Kernel, kBackwards>(p, pass, shared);
+  } else if constexpr (kOf == Operands::gated) {
+    pass_gated_states<Kernel, kBackwards>(p, pass, shared);
   } else {
-    pass_prepared_states<Kernel, kBackwards, kOf == Operands::gated>(p, pass, shared);
+    pass_split_states<Kernel, kBackwards, kOf == Operands::prepared>(p, pass, shared);
   }
 }
 
@@ -53,8 +53,10 @@ __global__ void __launch_bounds__(kGroupThreads, Kernel::parts < 3 ? 3 : 2)
   if constexpr (!Kernel::Core::available) {
   } else if constexpr (kOf == Operands::own) {
     make_own_outputs<Kernel, kValueGradient>(p, outputs, shared);
+  } else if constexpr (kOf == Operands::prepared) {
+    make_prepared_outputs<Kernel, kValueGradient>(p, outputs, shared);
   } else {
-    make_prepared_outputs<Kernel, kValueGradient, kOf == Operands::gated>(p, outputs, shared);
+    make_gated_outputs<Kernel>(p, outputs, shared);
   }
 }
 
@@ -127,12 +129,11 @@ void SplitLaunch<Kernel>::states(const Params& p, SplitPass pass, bool backwards
     }
     launch_split(kStates, kernel, tiles, pass.segments, shared, stream, begin, p, pass);
   };
-  constexpr int kPreparedShared = PreparedStatesShared<Kernel::parts>::total;
   if (pass.values.k != nullptr) {
-    run.template operator()<Operands::gated>(kPreparedShared, kNext<typename Kernel::Core>);
+    run.template operator()<Operands::gated>(GatedStatesShared<Kernel::parts>::total, kNext<typename Kernel::Core>);
   } else if constexpr (Kernel::parts > 1) {
-    pass.prepared.q != nullptr ? run.template operator()<Operands::prepared>(kPreparedShared, kAfter)
-                               : run.template operator()<Operands::own>(kOwnStatesShared<Kernel::parts>, kAfter);
+    pass.prepared.q != nullptr ? run.template operator()<Operands::prepared>(kStatesShared<Kernel::parts, true>, kAfter)
+                               : run.template operator()<Operands::own>(kStatesShared<Kernel::parts, false>, kAfter);
   }
 }
 
@@ -147,7 +148,7 @@ void SplitLaunch<Kernel>::outputs(const Params& p, const SplitOutputs& outputs, 
     };
     outputs.prepared.q != nullptr
         ? run(split_outputs_kernel<Kernel, Operands::prepared, true>,
-              split_outputs_kernel<Kernel, Operands::prepared, false>, PreparedOutputsShared<Kernel::parts>::total)
+              split_outputs_kernel<Kernel, Operands::prepared, false>, kPreparedOutputsShared<Kernel::parts>)
         : run(split_outputs_kernel<Kernel, Operands::own, true>, split_outputs_kernel<Kernel, Operands::own, false>,
               OutputsShared<Kernel::parts>::total);
   }
@@ -187,7 +188,7 @@ template <class Kernel>
 void SplitLaunch<Kernel>::gated_outputs(const Params& values, const SplitOutputs& outputs, cudaStream_t stream) {
   launch_split(kOutputs, split_outputs_kernel<Kernel, Operands::gated, false>,
                values.sequences.most_chunks * values.heads * values.group * tiles_of(values.key_dim), 1,
-               PreparedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
+               GatedOutputsShared<Kernel::parts>::total, stream, kNext<typename Kernel::Core>, values, outputs);
 }
 
 }  // namespace flashgla::ops::gated_linear_attention::cuda

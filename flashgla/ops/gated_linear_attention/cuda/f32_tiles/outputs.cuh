@@ -104,24 +104,18 @@ __device__ __forceinline__ void make_own_outputs(const Params& p, const SplitOut
   store_rows(Place<T>(outputs.out, to, of, 0, p.value_dim), out, thread_again<Core>(thread));
 }
 
-// Stages of two operands; with gates over values totals, and the chunk's decays.
 template <int kParts>
-struct PreparedOutputsShared {
-  static constexpr int stages = kParts == 1 ? 4 : 2, stage = 2 * kSplitBytes<kParts>;
-  static constexpr int totals = stages * stage, decay = totals + 4 * kTile * 4, total = decay + kTile * 4;
-};
+constexpr int kPreparedOutputsShared = 4 * kSplitBytes<kParts>;  // two stages of two operands
 
 // From what is prepared. Grid: chunks x (H, or for dv G) x value tiles, innermost last. x: v, or do; images: of h, or
-// dh. kGated: with gates over values, o alone; p is the values' side (K: value channels, V: those of keys), later: v^.
-template <class Kernel, bool kValueGradient, bool kGated>
+// dh.
+template <class Kernel, bool kValueGradient>
 __device__ __forceinline__ void make_prepared_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
   using Core = typename Kernel::Core;
   using T = typename Kernel::Element;
   constexpr int kParts = Kernel::parts;
   constexpr std::int64_t kBytes = kSplitBytes<kParts>;
-  using Layout = PreparedOutputsShared<kParts>;
-  const int thread = threadIdx.x, value_dim = kGated ? p.key_dim : p.value_dim;
-  const int key_tiles = tiles_of(kGated ? p.value_dim : p.key_dim), value_tiles = tiles_of(value_dim);
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.key_dim), value_tiles = tiles_of(p.value_dim);
   const int value_tile = static_cast<int>(blockIdx.x % value_tiles), value = value_tile * kTile;
   const int query_heads = p.heads * p.group, heads = kValueGradient ? p.heads : query_heads;
   const int head = static_cast<int>(blockIdx.x / value_tiles % heads), kv_head = kValueGradient ? head : head / p.group;
@@ -132,13 +126,11 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
       (kValueGradient ? outputs.prepared.k : outputs.prepared.q) + (chunk * heads + head) * key_tiles * kBytes;
   const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * kBytes;
   const std::uint32_t base = ptx::shared_address(shared);
-  const auto stage = [&](int step) { return base + step % Layout::stages * Layout::stage; };
+  const auto stage = [&](int step) { return base + step % 2 * 2 * kSplitBytes<kParts>; };
 
   // Steps: the key tiles, then the scores of the query head, for dv of each in the group.
   const int steps = key_tiles + (kValueGradient ? p.group : 1);
   Loaded<T> x;
-  LoadedGates<T> gates;  // with mma.sync, whose operands want the registers, behind the last tile's products
-  constexpr bool kAhead = !std::is_same_v<Core, TensorCore80>;
   const auto start = [&](int step) {
     if (step < key_tiles) {
       copy_split<kParts>(stage(step), own + step * kBytes, thread);
@@ -146,13 +138,75 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
     } else if (step < steps) {
       const int query_head = kValueGradient ? kv_head * p.group + step - key_tiles : head;
       copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * query_heads + query_head) * kBytes, thread);
-      if constexpr (kGated) {
-        copy_split<kParts>(stage(step) + kSplitBytes<kParts>,
-                           outputs.later + ((chunk * p.heads + kv_head) * value_tiles + value_tile) * kBytes, thread);
-        kAhead ? gates.load(p, c, kv_head, value, thread) : gates.fetch_ahead(p, c, kv_head, value, thread);
-      } else {
-        load(x, Place<T>(outputs.x, c, kValueGradient ? query_head : kv_head, value, value_dim), thread);
-      }
+      load(x, Place<T>(outputs.x, c, kValueGradient ? query_head : kv_head, value, p.value_dim), thread);
+    }
+    ptx::copy_async_commit();
+  };
+  Accumulator out;
+  clear(out);
+  start(0);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const std::uint32_t a = stage(step), b = a + kSplitBytes<kParts>;
+    const bool of_pairs = step >= key_tiles;
+    if (of_pairs) put_loaded<kParts>(b, x, thread);
+    ptx::copy_async_wait<0>();
+    Core::publish();
+    __syncthreads();
+    start(step + 1);
+    constexpr Stored inner = Stored::k_inner, outer = Stored::k_outer;
+    if (kValueGradient && of_pairs) {
+      Core::begin(out);
+      add_product<Core, kParts, outer, outer, false, Loads::in_turn>(out, a, b, thread);
+      Core::finish(out);
+    } else {
+      Core::begin(out);
+      add_product<Core, kParts, inner, outer, false, Loads::in_turn>(out, a, b, thread);
+      Core::finish(out);
+    }
+  }
+  store_rows(Place<T>(outputs.out, c, head, value, p.value_dim), out, thread);
+}
+
+// Stages of two operands; totals, and the chunk's decays.
+template <int kParts>
+struct GatedOutputsShared {
+  static constexpr int stages = kParts == 1 ? 4 : 2, stage = 2 * kSplitBytes<kParts>;
+  static constexpr int totals = stages * stage, decay = totals + 4 * kTile * 4, total = decay + kTile * 4;
+};
+
+// o with gates over values. p: the values' side. x: v; images: of h; prepared: of the keys; later: v^. Grid: chunks x H
+// x value tiles, innermost last.
+template <class Kernel>
+__device__ __forceinline__ void make_gated_outputs(const Params& p, const SplitOutputs& outputs, char* shared) {
+  using Core = typename Kernel::Core;
+  using T = typename Kernel::Element;
+  constexpr int kParts = Kernel::parts;
+  constexpr std::int64_t kBytes = kSplitBytes<kParts>;
+  const int thread = threadIdx.x, key_tiles = tiles_of(p.value_dim), value_tiles = tiles_of(p.key_dim);
+  const int value_tile = static_cast<int>(blockIdx.x % value_tiles), channel = value_tile * kTile;
+  const int heads = p.heads * p.group, head = static_cast<int>(blockIdx.x / value_tiles % heads),
+            kv_head = head / p.group;
+  const std::int64_t chunk = blockIdx.x / value_tiles / heads;
+  const Chunk c = locate(p.sequences, chunk);
+  if (c.rows == 0) return;
+  const char* own = outputs.prepared.q + (chunk * heads + head) * key_tiles * kBytes;
+  const char* states = outputs.images + ((chunk * p.heads + kv_head) * key_tiles * value_tiles + value_tile) * kBytes;
+  using Layout = GatedOutputsShared<kParts>;
+  const std::uint32_t base = ptx::shared_address(shared);
+  const auto stage = [&](int step) { return base + step % Layout::stages * Layout::stage; };
+
+  LoadedGates<T> gates;  // with mma.sync, whose operands want the registers, behind the last tile's products
+  constexpr bool kAhead = !std::is_same_v<Core, TensorCore80>;
+  const auto start = [&](int step) {
+    if (step < key_tiles) {
+      copy_split<kParts>(stage(step), own + step * kBytes, thread);
+      copy_split<kParts>(stage(step) + kSplitBytes<kParts>, states + step * value_tiles * kBytes, thread);
+    } else if (step == key_tiles) {
+      copy_split<kParts>(stage(step), outputs.prepared.scores + (chunk * heads + head) * kBytes, thread);
+      copy_split<kParts>(stage(step) + kSplitBytes<kParts>,
+                         outputs.later + ((chunk * p.heads + kv_head) * value_tiles + value_tile) * kBytes, thread);
+      kAhead ? gates.load(p, c, kv_head, channel, thread) : gates.fetch_ahead(p, c, kv_head, channel, thread);
     }
     ptx::copy_async_commit();
   };
@@ -160,7 +214,6 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
   clear(out);
 #pragma unroll 1
   for (int step = 0; step + 1 < Layout::stages; ++step) start(step);
-  constexpr Loads kLoads = kGated ? Loads::ahead : Loads::in_turn;
 #pragma unroll 1
   for (int step = 0; step < key_tiles; ++step) {
     ptx::copy_async_wait<Layout::stages - 2>();
@@ -168,68 +221,53 @@ __device__ __forceinline__ void make_prepared_outputs(const Params& p, const Spl
     __syncthreads();
     start(step + Layout::stages - 1);
     Core::begin(out);
-    add_product<Core, kParts, Stored::k_inner, Stored::k_outer, false, kLoads>(
-        out, stage(step), stage(step) + kSplitBytes<kParts>, thread_again<Core>(thread));
+    add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, stage(step), stage(step) + kSplitBytes<kParts>,
+                                                                thread_again<Core>(thread));
     Core::finish(out);
   }
-  if constexpr (!kGated) {
-#pragma unroll 1
-    for (int step = key_tiles; step < steps; ++step) {
-      const std::uint32_t scores = stage(step), of_x = scores + kSplitBytes<kParts>;
-      put_loaded<kParts>(of_x, x, thread);
-      ptx::copy_async_wait<0>();
-      Core::publish();
-      __syncthreads();
-      start(step + 1);
-      Core::begin(out);
-      add_product<Core, kParts, kValueGradient ? Stored::k_outer : Stored::k_inner, Stored::k_outer, false, kLoads>(
-          out, scores, of_x, thread);
-      Core::finish(out);
-    }
+  if constexpr (!kAhead) gates.load(p, c, kv_head, channel, thread_again<Core>(thread));
+  // The pairs, with the chunk's end as anchor. Stages that are free take sums of later gates, or in steep tiles decays,
+  // and o.
+  const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
+  const auto floats = [&](int step) { return reinterpret_cast<float*>(shared + (stage(step) - base)); };
+  float *sums = floats(key_tiles + 1), *o = kParts == 1 ? floats(key_tiles + 2) : sums + kTile * kTile,
+        *decay = reinterpret_cast<float*>(shared + Layout::decay);
+  float b[kRowsEach][8], all[8];
+  gates.take(b, p);
+  sum_gates<true>(b, all, reinterpret_cast<float*>(shared + Layout::totals), thread);
+  const bool steep = is_steep(all);
+  ptx::copy_async_wait<0>();
+  if (steep) {
+    gates.take_decays(b, p);
+    Loaded<T> x;
+    load(x, Place<T>(outputs.x, c, kv_head, channel, p.key_dim), thread);
+    __syncthreads();  // v^ is there, which nobody wants
+    put_loaded<kParts>(v, x, thread);
+  }
+  put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
+  put_decays(decay, all, thread);
+  Core::publish();
+  __syncthreads();
+  if (steep) {
+    by_rows(out, o, thread, [&] { finish_exact_dq<kParts>(o, scores, v, sums); });
   } else {
-    if constexpr (!kAhead) gates.load(p, c, kv_head, value, thread_again<Core>(thread));
-    // The pairs, with the chunk's end as anchor. Stages that are free take sums of later gates, or in steep tiles
-    // decays, and o.
-    const std::uint32_t scores = stage(key_tiles), v = scores + kSplitBytes<kParts>;
-    const auto floats = [&](int step) { return reinterpret_cast<float*>(shared + (stage(step) - base)); };
-    float *sums = floats(key_tiles + 1), *o = kParts == 1 ? floats(key_tiles + 2) : sums + kTile * kTile,
-          *decay = reinterpret_cast<float*>(shared + Layout::decay);
-    float b[kRowsEach][8], all[8];
-    gates.take(b, p);
-    sum_gates<true>(b, all, reinterpret_cast<float*>(shared + Layout::totals), thread);
-    const bool steep = is_steep(all);
-    ptx::copy_async_wait<0>();
-    if (steep) {
-      gates.take_decays(b, p);
-      load(x, Place<T>(outputs.x, c, kv_head, value, value_dim), thread);
-      __syncthreads();  // v^ is there, which nobody wants
-      put_loaded<kParts>(v, x, thread);
-    }
-    put_floats(sums, b, thread);  // the last products there lie before the barrier of sum_gates
-    put_decays(decay, all, thread);
-    Core::publish();
-    __syncthreads();
-    if (steep) {
-      by_rows(out, o, thread, [&] { finish_exact_dq<kParts>(o, scores, v, sums); });
-    } else {
-      scale_columns(out, [&](int j) { return *reinterpret_cast<const float2*>(decay + 8 * j + 2 * (thread & 3)); });
-      Core::begin(out);
-      add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);
-      Core::finish(out);
-      for_floats(sums, thread, [&](int i, float later) { out[i] *= ptx::exp2(-later); });
-    }
+    scale_columns(out, [&](int j) { return *reinterpret_cast<const float2*>(decay + 8 * j + 2 * (thread & 3)); });
+    Core::begin(out);
+    add_product<Core, kParts, Stored::k_inner, Stored::k_outer>(out, scores, v, thread);
+    Core::finish(out);
+    for_floats(sums, thread, [&](int i, float later) { out[i] *= ptx::exp2(-later); });
   }
   const unsigned block = again<Core>(blockIdx.x, fresh_block);
   const Chunk to = again<Core>(c, [&] { return locate(p.sequences, block / value_tiles / heads); });
   const int to_head = static_cast<int>(block / value_tiles % heads),
-            to_value = static_cast<int>(block % value_tiles) * kTile, mover = thread_again<Core>(thread);
+            to_channel = static_cast<int>(block % value_tiles) * kTile, mover = thread_again<Core>(thread);
   if constexpr (kParts == 1) {  // bf16: in pieces of 16 bytes, through the tile of o
     const std::uint32_t tile = stage(key_tiles + 2);
     put_rounded<Core>(tile, out, mover);
     __syncwarp();
-    store_tile(rows_of(outputs.out, 2, to, to_head, to_value, value_dim), tile, mover);
+    store_tile(rows_of(outputs.out, 2, to, to_head, to_channel, p.key_dim), tile, mover);
   } else {
-    store_rows(Place<T>(outputs.out, to, to_head, to_value, value_dim), out, mover);
+    store_rows(Place<T>(outputs.out, to, to_head, to_channel, p.key_dim), out, mover);
   }
 }
 
