@@ -354,12 +354,12 @@ void run_evaluate(const EvaluateArguments& arguments) {
       bar->update(done, fmt::format("{} {:.4f}", examples || task ? "acc" : "loss", figure));
       return !interrupted();
     };
-    const eval::Work work{context, *model, log, jobs, monitor, state_file};
+    const eval::Work work{context, *model, log, jobs, monitor, state_file, subject.folder};
     Json row = {{"model", subject.label}};
     bool complete = true;
     if (examples) {
       eval::ExampleOptions options{window, {arguments.batch_tokens, !arguments.no_reuse}};
-      const auto result = eval::evaluate_examples(work, *subject.tokenizer, data.examples, arguments.data, options);
+      const auto result = eval::evaluate_examples(work, *subject.tokenizer, data.examples, options);
       row.update(example_row(data.examples, result, arguments.samples));
       jobs += result.jobs, complete = result.complete;
     } else if (task) {

@@ -88,6 +88,28 @@ again moved refuses 'log.jsonl: is of an evaluation with another model'
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 
+# damaged weights, by which no number is one
+damage() { # MODEL OUT: its weights are NaN
+  mkdir "$2" && cp "$1"/checkpoints/"$(cat "$1"/checkpoints/latest)"/* "$2" && python3 -c '
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+(size,) = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + size])
+del header["__metadata__"]  # the checksum is there
+text = json.dumps(header).encode()
+weights = struct.pack("<f", float("nan")) * ((len(data) - 8 - size) // 4)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + weights)' "$2"/model.safetensors
+}
+damage run damaged
+refuses 'damaged: .*choices.jsonl, line 1: the log-likelihood is NaN; the model.s weights may be damaged' \
+  evaluate damaged --data choices.jsonl --json --quiet
+refuses 'damaged: .*loss is NaN; the model.s weights may be damaged' evaluate damaged --data text.txt --quiet
+refuses 'damaged: .*loss is NaN' evaluate damaged --data few.jsonl --carry --window 50 --json --quiet
+refuses 'damaged: .*loss is NaN' evaluate damaged --data few.jsonl --extrapolate 64 --quiet
+refuses 'damaged: .*loss is NaN' evaluate run damaged --data few.jsonl --window 64 --kl 20 --quiet
+damage recall forgetful
+refuses 'forgetful: .*loss of an answer is NaN' evaluate forgetful --data task --quiet
+
 # bad input
 refuses '--kl compares .* two or more' evaluate run --data text.txt --kl 10
 refuses '--kl compares .* two or more' evaluate run moved --data few.jsonl --kl 10 --extrapolate 64
@@ -98,7 +120,7 @@ refuses 'absent: no such file' evaluate run --data absent
 refuses 'absent' evaluate absent --data text.txt
 printf '{"context": "a"}\n' >bad.jsonl
 refuses 'bad.jsonl, line 1: there is no "continuation"' evaluate run --data bad.jsonl --quiet
-refuses 'example 1: the continuation has 10 tokens; the window is 4' evaluate run --data continuations.jsonl --window 4 --quiet
+refuses 'continuations.jsonl, line 1: the continuation has 10 tokens; the window is 4' evaluate run --data continuations.jsonl --window 4 --quiet
 refuses 'positions needs 10000001' evaluate run --data text.txt --extrapolate 10000000 --quiet
 refuses 'unknown device' evaluate run --data text.txt --device tpu
 refuses '--png goes with --extrapolate' evaluate run --data text.txt --png x.png

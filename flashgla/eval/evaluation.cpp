@@ -167,7 +167,7 @@ PositionResult evaluate_positions(const Work& work, std::span<const Document> do
 }
 
 ExampleResult evaluate_examples(const Work& work, const text::Tokenizer& tokenizer, std::span<const Example> examples,
-                                const std::string& source, const ExampleOptions& options) {
+                                const ExampleOptions& options) {
   std::vector<Request> requests;
   std::vector<std::size_t> begins = {0};  // of each example's requests
   std::vector<std::int64_t> tokens;       // of each example
@@ -179,8 +179,9 @@ ExampleResult evaluate_examples(const Work& work, const text::Tokenizer& tokeniz
         requests.push_back(
             encode_pair(tokenizer, examples[i].context, examples[i].delimiter + choice, options.longest));
       } catch (const Error& error) {
-        throw Error(source + ", example " + std::to_string(i + 1) + ": " + error.what());
+        throw Error(examples[i].name + ": " + error.what());
       }
+      requests.back().name = examples[i].name;
       tokens.back() += static_cast<std::int64_t>(requests.back().context.size() + requests.back().continuation.size());
     }
     begins.push_back(requests.size());

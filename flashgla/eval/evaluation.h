@@ -25,6 +25,7 @@ struct Work {
   std::int64_t first_job = 0;  // jobs of other models come before
   Monitor monitor;
   std::string state_file;  // where an evaluation that ends inside a document leaves its state; empty: nowhere
+  std::string name = {};   // of the model, in messages
 };
 
 struct LossOptions {
@@ -76,8 +77,8 @@ struct ExampleResult {
   std::int64_t jobs = 0;
   bool complete = true;
 };
-// Throws Error naming `source` and the example that does not fit.
+// Throws Error naming the example that does not fit.
 ExampleResult evaluate_examples(const Work& work, const text::Tokenizer& tokenizer, std::span<const Example> examples,
-                                const std::string& source, const ExampleOptions& options);
+                                const ExampleOptions& options);
 
 }  // namespace flashgla::eval

@@ -41,7 +41,9 @@ JobLog::JobLog(std::string path, const std::string& settings, bool resume) : pat
       if (!row.is_object() || !row.contains("job") || !row["job"].is_number_integer() || !row.contains("result")) {
         continue;  // cut off where the evaluation was ended by force
       }
-      results_[row["job"].get<std::int64_t>()] = row["result"].dump();
+      const std::string result = row["result"].dump();
+      if (result.find("null") != std::string::npos) continue;  // infinite, which JSON has no number for
+      results_[row["job"].get<std::int64_t>()] = result;
       kept += line + "\n";
     }
   }

@@ -3,15 +3,21 @@
 
 #include <nlohmann/json.hpp>
 
+#include "flashgla/base/error.h"
 #include "flashgla/eval/evaluation.h"
 
 namespace flashgla::eval {
 
-// The result of job `number`, from the log or from `run`.
+// The result of job `number`, from the log or from `run`. What the model does not do is told with its name.
 template <class Run>
 nlohmann::json result_of(const Work& work, std::int64_t number, Run&& run) {
   if (const std::string* known = work.log.find(work.first_job + number)) return nlohmann::json::parse(*known);
-  const nlohmann::json result = run();
+  nlohmann::json result;
+  try {
+    result = run();
+  } catch (const Error& error) {
+    throw Error(work.name.empty() ? error.what() : work.name + ": " + error.what());
+  }
   work.log.record(work.first_job + number, result.dump());
   return result;
 }

@@ -1,8 +1,10 @@
 #include "flashgla/eval/recall.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/data/loader.h"
 #include "flashgla/eval/jobs.h"
@@ -38,7 +40,9 @@ json answers_of(const Work& work, const data::Batch& batch, std::int64_t answers
   nn::Pass pass{work.context};
   work.model.evaluate(pass, tokens, targets, losses, nullptr, {places, hits});
   work.context.queue().synchronize();
-  return {{"loss", sum_of(losses)}, {"right", sum_of(hits)}, {"answers", answers}};
+  const double loss = sum_of(losses);
+  if (std::isnan(loss)) throw Error("evaluate: the loss of an answer is NaN; the model's weights may be damaged");
+  return {{"loss", loss}, {"right", sum_of(hits)}, {"answers", answers}};
 }
 
 }  // namespace

@@ -23,8 +23,12 @@ Tensor on_device(Context& context, const void* data, const Shape& shape, DType d
   return tensor;
 }
 
+std::string name_of(const Request& request, std::size_t number) {
+  return request.name.empty() ? "request " + std::to_string(number) : request.name;
+}
+
 void check(const Request& request, std::size_t number, std::int64_t vocabulary) {
-  const std::string name = "request " + std::to_string(number);
+  const std::string name = name_of(request, number);
   if (request.context.empty()) throw Error("score: " + name + " has no context; a begin-of-text token would do");
   if (request.continuation.empty()) throw Error("score: " + name + " has no continuation");
   for (const text::TokenIds* ids : {&request.context, &request.continuation}) {
@@ -103,6 +107,11 @@ std::vector<Score> Scorer::score(std::span<const Request> requests, const std::f
     for (std::size_t i = begin; i < end; ++i) done += groups[i].requests.size();
     begin = end;
     if (progress && !progress(done)) throw Error("score: stopped");
+  }
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    if (!std::isnan(scores[i].log_likelihood)) continue;
+    throw Error("score: " + name_of(requests[i], i) +
+                ": the log-likelihood is NaN; the model's weights may be damaged");
   }
   return scores;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "flashgla/base/context.h"
@@ -16,6 +17,7 @@ namespace flashgla::eval {
 struct Request {
   text::TokenIds context;       // at least one token
   text::TokenIds continuation;  // at least one token
+  std::string name = {};        // in messages; empty: "request N"
 };
 
 struct Score {
@@ -35,8 +37,8 @@ class Scorer {
   Scorer(Context& context, model::LanguageModel& model, ScoreOptions options = {});
 
   // In the order of the requests. `progress(done)` is called after each batch with the number of requests done; when it
-  // returns false, scoring ends and an Error says so. Throws Error naming the request that is empty or has a token
-  // outside the vocabulary.
+  // returns false, scoring ends and an Error says so. Throws Error naming the request that is empty, has a token
+  // outside the vocabulary, or whose log-likelihood is NaN.
   std::vector<Score> score(std::span<const Request> requests, const std::function<bool(std::size_t)>& progress = {});
 
   // Logits f32 [tokens, V] of every position of one sequence, on the CPU.

@@ -47,6 +47,7 @@ std::string text_of(const json& object, const char* key, const std::string& name
 
 Example example_of(const json& object, const std::string& name) {
   Example example;
+  example.name = name;
   example.context = text_of(object, "context", name);
   if (!object.contains("choices")) {
     example.choices = {text_of(object, "continuation", name)};

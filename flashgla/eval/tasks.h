@@ -42,6 +42,7 @@ struct Example {
   std::vector<std::string> choices;  // one: a continuation
   std::string delimiter;
   std::optional<std::int64_t> answer;  // of several choices: the right one
+  std::string name;                    // its file and line, in messages
 };
 
 enum class DataKind : std::uint8_t { text, tokens, documents, examples };

@@ -1,6 +1,7 @@
 #include "flashgla/eval/windows.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "flashgla/base/error.h"
 #include "flashgla/base/memory.h"
@@ -50,6 +51,9 @@ std::vector<float> LossReader::losses(const std::vector<std::int32_t>& tokens, c
   context_.queue().synchronize();
   std::vector<float> losses(tokens.size());
   copy_memory(losses.data(), Device::cpu(), out.data, out.device, out.bytes());
+  if (std::any_of(losses.begin(), losses.end(), [](float loss) { return std::isnan(loss); })) {
+    throw Error("evaluate: a token's loss is NaN; the model's weights may be damaged");
+  }
   return losses;
 }
 

@@ -23,7 +23,7 @@ struct Window {
 // the windows of lm-evaluation-harness: one token of context, and in the last window as much as fits.
 std::vector<Window> windows_of(std::int64_t tokens, std::int64_t length, std::int64_t stride);
 
-// Sums of -log P (nats) of predicted tokens.
+// Sums of -log P (nats) of predicted tokens. Throws Error where one is NaN.
 class LossReader {
  public:
   // Both are the caller's and must outlive this. A bf16 model on a device with matrix units computes in bf16.

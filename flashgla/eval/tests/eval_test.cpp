@@ -184,6 +184,18 @@ TEST(JobLog, LeavesFilesThatAreNoLogsAsTheyAre) {
   fs::remove(path);
 }
 
+// JSON has no infinity: the job is done anew.
+TEST(JobLog, TakesNoResultThatIsInfinite) {
+  const std::string path = ::testing::TempDir() + "flashgla_infinite_log";
+  write_file(path,
+             "{\"settings\":{}}\n{\"job\":0,\"result\":{\"scores\":[[null,false]]}}\n"
+             "{\"job\":1,\"result\":{\"loss\":2.5}}\n");
+  const JobLog log(path, "{}", true);
+  EXPECT_EQ(log.find(0), nullptr);
+  EXPECT_NE(log.find(1), nullptr);
+  fs::remove(path);
+}
+
 TEST_P(EvalModels, PositionsAddUpToTheLoss) {
   JobLog log("", "{}", false);
   const Document documents[] = {{random_ids(50, 6)}, {random_ids(51, 7)}};
@@ -192,6 +204,33 @@ TEST_P(EvalModels, PositionsAddUpToTheLoss) {
   EXPECT_EQ(result.sequences, 4);
   EXPECT_THAT(result.tokens, ElementsAre(40, 40, 20));
   EXPECT_THROW(evaluate_positions(work, documents, {.length = 101}), Error);
+}
+
+TEST_P(EvalModels, DamagedWeightsAreRefused) {
+  const TensorView weights = model_->parameters().all_values();
+  std::fill_n(weights.as<float>(), weights.numel(), std::nanf(""));
+  LossReader reader(context_, *model_);
+  const text::TokenIds tokens = random_ids(20, 5);
+  const LossReader::Piece pieces[] = {{tokens, {0, 1, 19}}};
+  const auto is_nan = ::testing::ThrowsMessage<Error>(HasSubstr("loss is NaN; the model's weights may be damaged"));
+  EXPECT_THAT([&] { reader.windows(pieces); }, is_nan);
+  EXPECT_THAT([&] { reader.carried(tokens, 7); }, is_nan);
+  Scorer scorer(context_, *model_);
+  const Request requests[] = {{{1, 2}, {3}, "task.jsonl, line 7"}};
+  EXPECT_THAT([&] { scorer.score(requests); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("task.jsonl, line 7: the log-likelihood is NaN")));
+  const std::string path = ::testing::TempDir() + "flashgla_nan_log_" + GetParam().name;
+  {
+    JobLog log(path, "{}", false);
+    const Document documents[] = {{tokens}};
+    EXPECT_THAT(
+        [&] {
+          evaluate_loss({context_, *model_, log, 0, {}, "", "damaged"}, documents, {});
+        },
+        ::testing::ThrowsMessage<Error>(::testing::StartsWith("damaged: ")));
+  }
+  EXPECT_EQ(JobLog(path, "{}", true).taken(), 0u);  // nothing that --resume would take
+  fs::remove(path);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EvalModels, ::testing::ValuesIn(eval_models()),
@@ -346,7 +385,7 @@ TEST_F(EvalFiles, ExamplesAreScored) {
                          "{\"context\": \"A road\", \"choices\": [\"ends\", \"goes on\", \"x\"], \"answer\": 2}\n"));
   JobLog log("", "{}", false);
   const Work work{context_, *model_, log, 0, {}};
-  const ExampleResult result = evaluate_examples(work, *tokenizer_, examples, "task.jsonl", {});
+  const ExampleResult result = evaluate_examples(work, *tokenizer_, examples, {});
   ASSERT_EQ(result.scores.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) {
     for (std::size_t j = 0; j < examples[i].choices.size(); ++j) {
@@ -355,10 +394,10 @@ TEST_F(EvalFiles, ExamplesAreScored) {
     }
   }
   try {
-    evaluate_examples(work, *tokenizer_, examples, "task.jsonl", {.longest = 5});
+    evaluate_examples(work, *tokenizer_, examples, {.longest = 5});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("task.jsonl, example 1: the continuation has 7 tokens; the window is 5"));
+    EXPECT_THAT(error.what(), HasSubstr("task.jsonl, line 1: the continuation has 7 tokens; the window is 5"));
   }
 }
 
