@@ -349,9 +349,10 @@ void run_evaluate(const EvaluateArguments& arguments) {
     const std::int64_t whole = std::min(config.max_position_embeddings, config.most_tokens().count);
     const std::int64_t window = arguments.window > 0 ? arguments.window : whole;
     std::unique_ptr<Progress> bar;
+    std::string figure_name = examples || task ? "acc" : "loss";
     const eval::Monitor monitor = [&](std::int64_t done, std::int64_t total, double figure) {
       if (!bar) bar = std::make_unique<Progress>(subject.label, total, arguments.quiet);
-      bar->update(done, fmt::format("{} {:.4f}", examples || task ? "acc" : "loss", figure));
+      bar->update(done, fmt::format("{} {:.4f}", figure_name, figure));
       return !interrupted();
     };
     const eval::Work work{context, *model, log, jobs, monitor, state_file, subject.folder};
@@ -379,10 +380,14 @@ void run_evaluate(const EvaluateArguments& arguments) {
           eval::evaluate_loss(work, documents, {window, stride, arguments.carry, arguments.batch_tokens});
       row.update(loss_row(result));
       row["window"] = window;
-      if (first && !interrupted()) {
-        row["kl"] = eval::divergence(context, *first, *model, documents, window, arguments.divergence).mean;
-      }
       jobs += result.jobs, complete = result.complete;
+      if (first && complete) {
+        bar.reset();
+        figure_name = "kl";
+        const auto kl = eval::divergence(context, *first, *model, documents, window, arguments.divergence, monitor);
+        row["kl"] = kl.mean;
+        complete = kl.complete;
+      }
     }
     if (arguments.divergence > 0 && !first) first = model;
     bar.reset();

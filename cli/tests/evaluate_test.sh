@@ -70,6 +70,15 @@ holds 'inside a document, too' sh -c "
   wait \$program && ! grep -q interrupted message
   '$flashgla' evaluate run --data long.txt --carry --window 16 --batch-tokens 16 --log carry.jsonl --resume --json --quiet >rest &&
   cmp whole rest && test ! -e carry.jsonl.state"
+head -c 20000 stories.jsonl >stories.txt
+"$flashgla" evaluate run run --data stories.txt --window 4 --log losses.jsonl --quiet >whole
+holds 'between windows of --kl, too' sh -c "
+  '$flashgla' evaluate run run --data stories.txt --window 4 --kl 1000000 --log kl.jsonl --json --quiet >part 2>message &
+  program=\$!
+  while [ \"\$(cat kl.jsonl 2>/dev/null | wc -l)\" -lt \"\$(wc -l <losses.jsonl)\" ]; do kill -0 \$program || break; sleep 0.01; done
+  kill -INT \$program
+  wait \$program && ! grep -q interrupted message
+  grep -q '\"kl\": 0.0' part && grep -q '\"complete\": false' part"
 refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
 again() { # MODEL COMMAND...: runs the command with the evaluation of that model, gone on with
   model=$1

@@ -29,19 +29,23 @@ double of_row(const float* reference, const float* other, std::int64_t count) {
 }  // namespace
 
 Divergence divergence(Context& context, model::LanguageModel& reference, model::LanguageModel& model,
-                      std::span<const Document> documents, std::int64_t length, std::int64_t tokens) {
+                      std::span<const Document> documents, std::int64_t length, std::int64_t tokens,
+                      const Monitor& monitor) {
   constexpr std::int64_t kRows = 256;  // whose logits exist at a time
   const std::int64_t words = model.config().vocab_size;
   if (reference.config().vocab_size != words) {
     throw Error("divergence: the models have vocabularies of " + std::to_string(reference.config().vocab_size) +
                 " and " + std::to_string(words));
   }
+  std::int64_t total = 0;
+  for (const Document& document : documents) total += static_cast<std::int64_t>(document.tokens.size());
+  total = std::min(total, tokens);
   Divergence result;
   double sum = 0.0;
   for (const Document& document : documents) {
     const auto size = static_cast<std::int64_t>(document.tokens.size());
-    for (std::int64_t begin = 0; begin < size && result.tokens < tokens; begin += length) {
-      const std::int64_t count = std::min({length, size - begin, tokens - result.tokens});
+    for (std::int64_t begin = 0; begin < size && result.tokens < total && result.complete; begin += length) {
+      const std::int64_t count = std::min({length, size - begin, total - result.tokens});
       const ArenaScope scope(context.scratch());
       const TensorView ids(const_cast<std::int32_t*>(document.tokens.data()) + begin, DType::i32, Shape({1, count}));
       const auto hidden_of = [&](model::LanguageModel& of) {
@@ -65,10 +69,14 @@ Divergence divergence(Context& context, model::LanguageModel& reference, model::
         });
         for (const double one : each) sum += one;
       }
+      if (std::isnan(sum)) {
+        throw Error("divergence: is NaN; the weights of one of the two models may be damaged");
+      }
       result.tokens += count;
+      result.mean = sum / static_cast<double>(result.tokens);
+      result.complete = !monitor || monitor(result.tokens, total, result.mean) || result.tokens == total;
     }
   }
-  if (result.tokens > 0) result.mean = sum / static_cast<double>(result.tokens);
   return result;
 }
 

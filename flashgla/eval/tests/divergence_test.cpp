@@ -43,6 +43,21 @@ TEST(Divergence, IsZeroOfTheSameModelAndTheDefinitionsOfAnother) {
   EXPECT_EQ(one.tokens, 1);
   EXPECT_NEAR(one.mean, expected, 1e-4 * expected + 1e-9);
   EXPECT_GT(one.mean, 0.0);
+
+  // Between windows it can be ended.
+  std::vector<std::int64_t> seen;
+  const Divergence part =
+      divergence(context, model, *small, documents, 16, 1000, [&](std::int64_t done, std::int64_t total, double) {
+        EXPECT_EQ(total, 70);
+        seen.push_back(done);
+        return seen.size() < 2;
+      });
+  EXPECT_FALSE(part.complete);
+  EXPECT_EQ(part.tokens, 32);
+  EXPECT_EQ(seen, (std::vector<std::int64_t>{16, 32}));
+
+  std::fill_n(model.parameters().all_values().as<float>(), model.parameters().count(), std::nanf(""));
+  EXPECT_THROW(divergence(context, *small, model, documents, 16, 1000), Error);
 }
 
 }  // namespace
