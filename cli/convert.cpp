@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -72,6 +73,25 @@ std::string name_of_weights(const model::LanguageModel& model) {
   return names + (names.empty() ? "" : " and ") + name_of(model.dtype());
 }
 
+template <class T>
+std::int64_t count_not_finite(const TensorView& values) {
+  return std::count_if(values.as<T>(), values.as<T>() + values.numel(),
+                       [](T value) { return !std::isfinite(static_cast<float>(value)); });
+}
+
+// Quantisation refuses weights that are NaN or infinite; elsewhere they are kept, since another layout mends nothing.
+void tell_of_damage(const model::LanguageModel& model, const std::string& in) {
+  for (const nn::Parameter* parameter : model.parameters().parameters()) {
+    if (ops::quantised_linear::is_packed(parameter->value)) continue;
+    const std::int64_t count = parameter->value.dtype == DType::bf16 ? count_not_finite<BFloat16>(parameter->value)
+                                                                     : count_not_finite<float>(parameter->value);
+    if (count == 0) continue;
+    say("flashgla: {}: {} of the {} weights of {} are NaN or infinite; the model is damaged, and written as it is\n",
+        in, count, parameter->value.numel(), parameter->name);
+    return;
+  }
+}
+
 void run_convert(const ConvertArguments& arguments) {
   if (arguments.out.empty()) throw Error("convert: the output is empty; expected a folder");
   const std::string in = train::find_model_folder(arguments.in);
@@ -124,6 +144,7 @@ void run_convert(const ConvertArguments& arguments) {
     quantise->monitor = [&](std::int64_t done, std::int64_t) { bar.update(done); };
     model = model::quantise(*model, *quantise);
   }
+  tell_of_damage(*model, in);
   model::save_model(*model, arguments.out, save);
   copy_companions(in, arguments.out);
   print("{}: {} parameters as {}, {}\n", arguments.out, format_count(static_cast<double>(model->parameters().count())),

@@ -53,6 +53,17 @@ refuses 'the output is empty' convert run ''
 refuses 'tokens, is a folder of prepared data' convert run tokens
 : >empty.txt
 refuses 'calibrate empty.txt: there is no text in it' convert run out --quantise q4 --calibrate empty.txt --quiet
+damage run damaged
+succeeds '.' convert damaged damaged-bf16 --dtype bf16
+cp stderr said
+holds 'NaN among the weights is told' grep -q '^flashgla: damaged: .* of the .* weights of .* are NaN or infinite' said
+succeeds '.' convert damaged-bf16 damaged-again
+cp stderr said
+holds 'and kept' grep -q '^flashgla: damaged-bf16: .* are NaN or infinite' said
+refuses 'model.embeddings.weight holds nan' convert damaged damaged-q4 --quantise q4 --quiet
+succeeds '.' convert run whole --dtype bf16
+cp stderr said
+holds 'of whole ones nothing is told' sh -c '! grep NaN said'
 refuses 'int3' convert run out --dtype int3
 cp -r bf16 truncated && truncate -s -100 truncated/model.safetensors
 refuses 'truncated/model.safetensors' generate truncated --prompt x

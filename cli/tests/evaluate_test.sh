@@ -98,17 +98,6 @@ refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quie
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 
 # damaged weights, by which no number is one
-damage() { # MODEL OUT: its weights are NaN
-  mkdir "$2" && cp "$1"/checkpoints/"$(cat "$1"/checkpoints/latest)"/* "$2" && python3 -c '
-import json, struct, sys
-data = bytearray(open(sys.argv[1], "rb").read())
-(size,) = struct.unpack("<Q", data[:8])
-header = json.loads(data[8:8 + size])
-del header["__metadata__"]  # the checksum is there
-text = json.dumps(header).encode()
-weights = struct.pack("<f", float("nan")) * ((len(data) - 8 - size) // 4)
-open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + weights)' "$2"/model.safetensors
-}
 damage run damaged
 refuses 'damaged: .*choices.jsonl, line 1: the log-likelihood is NaN; the model.s weights may be damaged' \
   evaluate damaged --data choices.jsonl --json --quiet

@@ -4,6 +4,7 @@
 #   refuses PATTERN ARGUMENT...    exit code not 0, and standard error holds exactly one line "flashgla: error: ...",
 #                                  which matches the pattern; standard output is empty
 #   holds MESSAGE COMMAND...       the command succeeds
+#   damage RUN OUT                 OUT is the newest checkpoint of a run in f32, but for its weights, which are NaN
 flashgla=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -48,6 +49,18 @@ holds() {
   checks=$((checks + 1))
   : >stdout
   "$@" >/dev/null 2>stderr || report "$message"
+}
+
+damage() {
+  mkdir "$2" && cp "$1"/checkpoints/"$(cat "$1"/checkpoints/latest)"/* "$2" && python3 -c '
+import json, struct, sys
+data = bytearray(open(sys.argv[1], "rb").read())
+(size,) = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + size])
+del header["__metadata__"]  # the checksum is there
+text = json.dumps(header).encode()
+weights = struct.pack("<f", float("nan")) * ((len(data) - 8 - size) // 4)
+open(sys.argv[1], "wb").write(struct.pack("<Q", len(text)) + text + weights)' "$2"/model.safetensors
 }
 
 finish() {
