@@ -138,9 +138,13 @@ void converse(const generate::Generator& generator, const model::LanguageModel& 
           most.count, most.what, count);
       continue;
     }
-    if (!tokens.empty()) generator.feed(session, {tokens});
-    speed.prompt_tokens += count;
+    const std::int64_t read = tokens.empty() ? 0 : generator.feed(session, {tokens}, options.should_stop);
+    speed.prompt_tokens += read;
     speed.prompt_seconds += seconds_since(start);
+    if (read < count) {
+      say("interrupted after {} of {} prompt tokens, which stay; /reset forgets them, and all before\n", read, count);
+      continue;
+    }
     start = Clock::now();
     if (!arguments.only_new) print("{}", line);
     const auto results = generator.generate(session, options, [](std::size_t, std::string_view text) {
@@ -188,8 +192,9 @@ void run_generate(GenerateArguments& arguments) {
   generate::Session session(*model, static_cast<std::int64_t>(prompts.size()));
   if (!arguments.load_state.empty()) session.load(*model, arguments.load_state);
 
-  // Ctrl-C ends the text being written, or the wait for a line.
-  const InterruptionScope signals({.terminate = false, .restart = false});
+  // Ctrl-C ends the reading of a prompt, the text being written, or the wait for a line.
+  const InterruptionScope signals(
+      {.first = "\nflashgla: stopping; once more to stop at once\n", .terminate = false, .restart = false});
   arguments.options.should_stop = interrupted;
   if (arguments.interactive) {
     converse(generator, *model, session, arguments);
@@ -206,7 +211,14 @@ void run_generate(GenerateArguments& arguments) {
     speed.prompt_tokens += static_cast<std::int64_t>(tokens.back().size());
   }
   // An empty prompt goes on from a loaded state as it is.
-  if (begins || !tokens.front().empty()) generator.feed(session, tokens);
+  if (begins || !tokens.front().empty()) {
+    const std::int64_t read = generator.feed(session, tokens, interrupted);
+    if (read < speed.prompt_tokens) {
+      say("flashgla: interrupted after {} of {} prompt tokens{}\n", read, speed.prompt_tokens,
+          arguments.save_state.empty() ? "" : "; " + arguments.save_state + " is not written");
+      throw CLI::RuntimeError(kInterruptedCode);
+    }
+  }
   speed.prompt_seconds = seconds_since(start);
   const mixers::MostTokens most = model->config().most_tokens();
   if (session.longest() + arguments.options.max_tokens > most.count) {
@@ -247,6 +259,9 @@ void run_generate(GenerateArguments& arguments) {
   if (stream) print("\n");
   if (!arguments.save_state.empty()) session.save(*model, arguments.save_state);
   print_speed(speed, arguments.options.sampling.seed);
+  for (const generate::Generation& result : results) {
+    if (result.finish == generate::Finish::interrupted) throw CLI::RuntimeError(kInterruptedCode);
+  }
 }
 
 }  // namespace

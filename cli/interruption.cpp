@@ -20,7 +20,7 @@ void write_error(const char* text) {
 void on_signal(int) {
   if (interruptions.fetch_add(1) > 0) {
     write_error(said.second);
-    ::_exit(130);
+    ::_exit(kInterruptedCode);
   }
   write_error(said.first);
 }

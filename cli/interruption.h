@@ -28,6 +28,9 @@ class InterruptionScope {
   struct sigaction hang_up_before_ {};
 };
 
+// The exit code of a program that was ended by Ctrl-C, so that a script does not go on.
+constexpr int kInterruptedCode = 130;
+
 bool interrupted();
 void forget_interruptions();
 

@@ -62,6 +62,37 @@ exec 3>&-
 wait $process
 holds 'and leaves well' test $? -eq 0
 
+# Ctrl-C: what was written is kept, a prompt that was not read is not.
+interrupt() { # INPUT COMMAND...: its exit code is $code, what it said is in the files written and said
+  input=$1
+  shift
+  rm -f said
+  "$@" <"$input" >written 2>said &
+  process=$!
+  while [ ! -e said ]; do sleep 0.1; done
+  while kill -INT $process 2>failed; do
+    sleep 0.5
+    grep -q stopping said && break
+  done
+  wait $process
+  code=$?
+}
+head -c 4000000 /dev/zero | tr '\0' 'a' >long.txt
+interrupt long.txt "$flashgla" generate run --max-tokens 0 --save-state long.state
+holds 'Ctrl-C ends the reading of a prompt' test $code -eq 130
+holds 'a second one is spoken of' grep -q 'stopping; once more to stop at once' said
+holds 'which is said' grep -q 'interrupted after [0-9]* of 4000001 prompt tokens; long.state is not written' said
+holds 'its state is not written' test ! -e long.state
+interrupt long.txt "$flashgla" generate run --interactive --max-tokens 5 --seed 1
+holds 'a conversation goes on' test $code -eq 0
+holds 'where a line was not read to its end' grep -q 'interrupted after [0-9]* of 4000001 prompt tokens' said
+interrupt /dev/null "$flashgla" generate run --prompt Once --max-tokens 1e9 --ignore-end --save-state long.state
+holds 'Ctrl-C ends a text' test $code -eq 130
+holds 'which is written' grep -q Once written
+holds 'as its state is' test -s long.state
+interrupt /dev/null "$flashgla" generate run --prompt Once --max-tokens 1e9 --ignore-end --json
+holds 'JSON says so' grep -q '"finish":"interrupted"' written
+
 refuses 'no-such-model' generate no-such-model --prompt x
 refuses 'no checkpoints\); did you mean .*run\?' generate . --prompt x
 refuses 'temperature' generate run --prompt x --temperature -1

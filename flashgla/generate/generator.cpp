@@ -126,7 +126,8 @@ text::TokenIds Generator::encode(std::string_view text, bool begins) const {
   return ids;
 }
 
-void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens) const {
+std::int64_t Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens,
+                             const std::function<bool()>& should_stop) const {
   const std::int64_t sequences = session.sequences();
   const std::int64_t vocabulary = model_.config().vocab_size;
   if (static_cast<std::int64_t>(tokens.size()) != sequences) {
@@ -153,7 +154,9 @@ void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens
   const std::int64_t pieces = std::min((total + kPieceTokens - 1) / kPieceTokens, shortest);
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> bounds;
+  std::int64_t taken = 0;
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
+    if (piece > 0 && should_stop && should_stop()) break;
     ids.clear();
     bounds.assign(1, 0);
     for (const text::TokenIds& sequence : tokens) {
@@ -172,7 +175,9 @@ void Generator::feed(Session& session, const std::vector<text::TokenIds>& tokens
       session.state.history[i].add(std::span<const std::int32_t>(ids).subspan(
           static_cast<std::size_t>(bounds[i]), static_cast<std::size_t>(bounds[i + 1] - bounds[i])));
     }
+    taken += bounds.back();
   }
+  return taken;
 }
 
 std::vector<Generation> Generator::generate(Session& session, const GenerateOptions& options,

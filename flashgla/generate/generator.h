@@ -45,9 +45,10 @@ class Generator {
   // begins a sequence is bos, or eos without one.
   text::TokenIds encode(std::string_view text, bool begins) const;
 
-  // Takes the tokens in, at least one for each sequence, in pieces of at most `piece_tokens` so that the memory does
-  // not grow with the prompt.
-  void feed(Session& session, const std::vector<text::TokenIds>& tokens) const;
+  // Takes the tokens in, at least one for each sequence, in pieces, so that the memory does not grow with the prompt.
+  // Returns how many were taken in: fewer than there are where should_stop, asked between pieces, was true.
+  std::int64_t feed(Session& session, const std::vector<text::TokenIds>& tokens,
+                    const std::function<bool()>& should_stop = {}) const;
 
   // Goes on from where the sequences are. on_text(sequence, text) gets each sequence's text as it becomes whole. What
   // was generated is then part of the session (an eos is not), so that feed or generate can go on.

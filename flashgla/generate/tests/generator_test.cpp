@@ -131,6 +131,21 @@ TEST_F(GeneratorTest, APromptThatIsOnlySavedNeedsNoRoomBehindIt) {
   }
 }
 
+TEST_F(GeneratorTest, ReadingAPromptCanBeStoppedBetweenPieces) {
+  const text::TokenIds prompt(5000, 'a');
+  Session whole(model_, 1), part(model_, 1);
+  EXPECT_EQ(generator_.feed(whole, {prompt}, [] { return false; }), 5000);
+  int asked = 0;
+  const std::int64_t taken = generator_.feed(part, {prompt}, [&] { return ++asked == 2; });
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(taken, part.longest());
+  EXPECT_GT(taken, 2500);
+  EXPECT_LT(taken, 5000);
+  // What was taken in is part of the session: the rest can follow.
+  EXPECT_EQ(generator_.feed(part, {text::TokenIds(prompt.begin() + taken, prompt.end())}), 5000 - taken);
+  EXPECT_EQ(part.state.history, whole.state.history);
+}
+
 TEST_F(GeneratorTest, StateOfAnotherModelIsRefused) {
   begun("x").save(model_, file_);
   model::LanguageModel other(config(), DType::f32, Device::cpu(), false);
