@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -61,6 +62,7 @@ std::vector<std::string> read_prompts(const std::string& path) {
   std::vector<std::string> prompts;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
+    if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     if (line.front() != '{') {
       prompts.push_back(line);
@@ -308,7 +310,7 @@ void add_generate(CLI::App& app) {
       ->group("Sampling");
   verb->add_option("--top-p", sampling.top_p, "Only the most likely tokens that together reach this probability")
       ->capture_default_str()
-      ->check(number_between(1e-9, 1.0, "above 0 and at most 1"))
+      ->check(number_between(std::numeric_limits<double>::denorm_min(), 1.0, "above 0 and at most 1"))
       ->group("Sampling");
   verb->add_option("--min-p", sampling.min_p, "Only tokens with this share of the most likely one's probability")
       ->capture_default_str()
@@ -328,7 +330,7 @@ void add_generate(CLI::App& app) {
   verb->add_flag("--ignore-end", arguments->ignore_end, "Go on past the model's end-of-text token");
   verb->add_option("--save-state", arguments->save_state, "Write the state to this file at the end");
   verb->add_option("--load-state", arguments->load_state, "Go on from a saved state")->check(CLI::ExistingFile);
-  verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt");
+  verb->add_flag("--json", arguments->json, "Print one JSON object for each prompt")->excludes(interactive);
   verb->add_flag("--only-new", arguments->only_new, "Do not repeat the prompt before the text");
   arguments->flags.add_to(*verb);
   verb->callback([arguments] { run_generate(*arguments); });

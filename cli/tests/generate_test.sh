@@ -93,6 +93,14 @@ holds 'as its state is' test -s long.state
 interrupt /dev/null "$flashgla" generate run --prompt Once --max-tokens 1e9 --ignore-end --json
 holds 'JSON says so' grep -q '"finish":"interrupted"' written
 
+printf 'Once\r\n\r\n{"prompt": "Long"}\r\n' >lines.txt
+succeeds '"prompt":"Once"' generate run --max-tokens 2 --prompts lines.txt --seed 1 --json
+cp stdout written
+holds 'lines may end as in Windows' test "$(wc -l <written)" -eq 2
+succeeds '^Once' generate run --prompt Once --max-tokens 3 --top-p 1e-20 --seed 1
+refuses '--top-p: must be above 0 and at most 1, not .0.' generate run --prompt x --top-p 0
+refuses '--interactive excludes --json' generate run --interactive --json
+
 refuses 'no-such-model' generate no-such-model --prompt x
 refuses 'no checkpoints\); did you mean .*run\?' generate . --prompt x
 refuses 'temperature' generate run --prompt x --temperature -1
