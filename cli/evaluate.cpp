@@ -336,7 +336,7 @@ void run_evaluate(const EvaluateArguments& arguments) {
                    arguments.resume);
   if (log.taken() > 0 && !arguments.quiet) say("{}: {} jobs are done already\n", arguments.log, log.taken());
 
-  const InterruptionScope signals;  // the job ends and its result is kept
+  const InterruptionScope signals({.first = "\nflashgla: finishing the job; once more to stop at once\n"});
 
   const std::string state_file = arguments.log.empty() ? std::string() : arguments.log + ".state";
   Json rows = Json::array();
@@ -401,8 +401,9 @@ void run_evaluate(const EvaluateArguments& arguments) {
   }
   std::fflush(stdout);
   if (interrupted() && (rows.empty() || rows.size() < subjects.size() || rows.back().contains("complete"))) {
-    throw Error(arguments.log.empty() ? std::string("interrupted; --log keeps results, and --resume goes on from them")
-                                      : "interrupted; the same with --resume goes on from " + arguments.log);
+    say("flashgla: interrupted; {}\n", arguments.log.empty() ? "--log keeps results, and --resume goes on from them"
+                                                             : "the same with --resume goes on from " + arguments.log);
+    throw CLI::RuntimeError(kInterruptedCode);
   }
   if (!state_file.empty()) fs::remove(state_file);
   if (!arguments.png.empty()) draw(arguments, rows);

@@ -31,7 +31,8 @@ constexpr const char* kDescription =
     "  flashgla evaluate runs/first --data runs/stories               measure it\n"
     "  flashgla generate runs/first --prompt 'Once upon a time'       let it write\n"
     "\n"
-    "Each verb explains itself: flashgla VERB --help";
+    "Each verb explains itself: flashgla VERB --help. Exit codes: 0 done, 1 an error, 2 wrong flags,\n"
+    "130 ended by Ctrl-C (train, evaluate, generate)";
 
 using flashgla::did_you_mean;
 using flashgla::cli::print;

@@ -77,7 +77,8 @@ holds 'between windows of --kl, too' sh -c "
   program=\$!
   while [ \"\$(cat kl.jsonl 2>/dev/null | wc -l)\" -lt \"\$(wc -l <losses.jsonl)\" ]; do kill -0 \$program || break; sleep 0.01; done
   kill -INT \$program
-  wait \$program && ! grep -q interrupted message
+  wait \$program; test \$? -eq 130 && grep -q 'interrupted; the same with --resume' message &&
+  grep -q 'once more to stop at once' message &&
   grep -q '\"kl\": 0.0' part && grep -q '\"complete\": false' part"
 refuses 'another window' evaluate run --data few.jsonl --window 32 --batch-tokens 64 --log log.jsonl --resume --quiet
 again() { # MODEL COMMAND...: runs the command with the evaluation of that model, gone on with
