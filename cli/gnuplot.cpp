@@ -13,6 +13,23 @@
 
 namespace flashgla::cli {
 
+namespace {
+
+// A script that draws into a file.
+void run_gnuplot(const std::string& script) {
+  // A shell that does not find it would end this program, too, by a broken pipe.
+  if (!has_gnuplot()) throw Error("plot: there is no gnuplot on PATH; install it (Debian: gnuplot-nox)");
+  FILE* pipe = ::popen("gnuplot 2>/dev/null", "w");
+  if (pipe == nullptr) throw Error("plot: gnuplot cannot be started");
+  const bool written = std::fwrite(script.data(), 1, script.size(), pipe) == script.size();
+  const int status = ::pclose(pipe);
+  if (!written || status != 0) {
+    throw Error("plot: gnuplot failed; is the folder for temporary files (TMPDIR or /tmp) full?");
+  }
+}
+
+}  // namespace
+
 std::string gnuplot_string(const std::string& text) {
   std::string result = "'";
   for (char c : text) result += c == '\'' ? std::string("''") : std::string(1, c);
@@ -31,18 +48,6 @@ bool has_gnuplot() {
   return false;
 }
 
-void run_gnuplot(const std::string& script) {
-  // A shell that does not find it would end this program, too, by a broken pipe.
-  if (!has_gnuplot()) throw Error("plot: there is no gnuplot on PATH; install it (Debian: gnuplot-nox)");
-  FILE* pipe = ::popen("gnuplot 2>/dev/null", "w");
-  if (pipe == nullptr) throw Error("plot: gnuplot cannot be started");
-  const bool written = std::fwrite(script.data(), 1, script.size(), pipe) == script.size();
-  const int status = ::pclose(pipe);
-  if (!written || status != 0) {
-    throw Error("plot: gnuplot failed; is the output writable?");
-  }
-}
-
 std::string gnuplot_png(const std::string& file) {
   return "set terminal pngcairo noenhanced size 1100,700 font 'Sans,12'\nset output " + gnuplot_string(file) +
          "\nset grid lc rgb '#dddddd'\n";
@@ -54,8 +59,7 @@ void require_drawable(const std::string& out) {
   require_writable(out);
 }
 
-void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into) {
-  require_drawable(out);
+std::string drawn(const std::function<std::string(const std::string&)>& script_into) {
   std::error_code failure;
   std::string temporary = (std::filesystem::temp_directory_path(failure) / "flashgla-XXXXXX").string();
   if (failure) throw Error("plot: there is no folder for temporary files: TMPDIR or /tmp: " + failure.message());
@@ -64,13 +68,19 @@ void draw_picture(const std::string& out, const std::function<std::string(const 
   ::close(descriptor);
   try {
     run_gnuplot(script_into(temporary));
-    write_file(out, read_file(temporary));
+    std::string picture = read_file(temporary);
     std::filesystem::remove(temporary);
+    return picture;
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);
     throw;
   }
+}
+
+void draw_picture(const std::string& out, const std::function<std::string(const std::string&)>& script_into) {
+  require_drawable(out);
+  write_file(out, drawn(script_into));
 }
 
 }  // namespace flashgla::cli

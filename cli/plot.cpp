@@ -114,7 +114,8 @@ std::string gnuplot_script(const PlotArguments& arguments, const Metric& metric,
   if (arguments.terminal) {
     const char* columns = std::getenv("COLUMNS");
     const int width = columns != nullptr ? std::atoi(columns) : terminal_columns(STDOUT_FILENO, 100);
-    script += fmt::format("set terminal dumb noenhanced size {},30\n", std::clamp(width, 40, 300));
+    script += fmt::format("set terminal dumb noenhanced size {},30\nset output {}\n", std::clamp(width, 40, 300),
+                          gnuplot_string(out));
   } else {
     script += gnuplot_png(out);
   }
@@ -149,12 +150,12 @@ void run_plot(const PlotArguments& arguments) {
     if (arguments.metric == candidate.name) metric = &candidate;
   }
   const std::vector<Curve> curves = read_curves(arguments, *metric);
+  const auto script = [&](const std::string& file) { return gnuplot_script(arguments, *metric, curves, file); };
   if (arguments.terminal) {
-    run_gnuplot(gnuplot_script(arguments, *metric, curves, ""));
+    print("{}", drawn(script));
     return;
   }
-  draw_picture(arguments.out,
-               [&](const std::string& file) { return gnuplot_script(arguments, *metric, curves, file); });
+  draw_picture(arguments.out, script);
   print("{}\n", arguments.out);
 }
 
