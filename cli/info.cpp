@@ -182,7 +182,7 @@ void print_json(const Model& model) {
       object["files"]["quantised"][format] = {{"tensors", row.first}, {"bytes", row.second}};
     }
   }
-  print("{}\n", object.dump(2));
+  print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
 std::string with_commas(std::int64_t count) {

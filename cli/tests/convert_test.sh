@@ -8,6 +8,9 @@
 
 succeeds '.' convert run bf16 --dtype bf16
 succeeds 'bf16' info bf16
+odd=$(printf 'odd\377') # not UTF-8
+succeeds '.' convert run "$odd"
+succeeds '"parameters": [0-9]' info "$odd" --json
 succeeds '.' convert run shards --shard-size 1MB
 holds 'there is an index' test -s shards/model.safetensors.index.json
 succeeds '.' generate shards --prompt One --max-tokens 5 --seed 1

@@ -98,6 +98,14 @@ again moved refuses 'log.jsonl: is of an evaluation with another model'
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 
+# a name that is not UTF-8
+odd=$(printf 'odd\377')
+cp -r run "$odd"
+succeeds '"loss": [0-9]' evaluate "$odd" --data few.jsonl --json --quiet --log "$odd.jsonl"
+holds 'its log is gone on from' "$flashgla" evaluate "$odd" --data few.jsonl --quiet --log "$odd.jsonl" --resume
+"$flashgla" evaluate run --data few.jsonl --quiet --text-field "$odd" --log field.jsonl 2>said
+holds 'a field of such a name is looked for' grep -qa 'line 1: there is no "odd' said
+
 # damaged weights, by which no number is one
 damage run damaged
 refuses 'damaged: .*choices.jsonl, line 1: the log-likelihood is NaN; the model.s weights may be damaged' \
