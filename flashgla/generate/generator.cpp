@@ -118,10 +118,10 @@ Generator::Generator(Context& context, model::LanguageModel& model, const text::
 }
 
 text::TokenIds Generator::encode(std::string_view text, bool begins) const {
-  text::TokenIds ids;
-  if (begins && tokenizer_.adds_bos()) ids.push_back(tokenizer_.bos_id());
-  const text::TokenIds body = tokenizer_.encode(text);
-  ids.insert(ids.end(), body.begin(), body.end());
+  text::TokenIds ids = tokenizer_.encode(text);
+  // A text that spells the begin-of-text token has it.
+  const bool has_bos = !ids.empty() && ids.front() == tokenizer_.bos_id();
+  if (begins && tokenizer_.adds_bos() && !has_bos) ids.insert(ids.begin(), tokenizer_.bos_id());
   if (ids.empty() && begins && tokenizer_.eos_id() >= 0) ids.push_back(tokenizer_.eos_id());
   return ids;
 }

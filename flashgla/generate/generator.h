@@ -41,8 +41,8 @@ class Generator {
   // All are the caller's and must outlive this. Throws Error when the tokenizer has more tokens than the model.
   Generator(Context& context, model::LanguageModel& model, const text::Tokenizer& tokenizer);
 
-  // The tokens of a prompt: its text, after bos when it begins a sequence and the tokenizer has one. An empty text that
-  // begins a sequence is bos, or eos without one.
+  // The tokens of a prompt: its text, after bos when it begins a sequence, the tokenizer adds one and the text does not
+  // spell it. An empty text that begins a sequence is bos, or eos without one.
   text::TokenIds encode(std::string_view text, bool begins) const;
 
   // Takes the tokens in, at least one for each sequence, in pieces, so that the memory does not grow with the prompt.

@@ -146,6 +146,25 @@ TEST_F(GeneratorTest, ReadingAPromptCanBeStoppedBetweenPieces) {
   EXPECT_EQ(part.state.history, whole.state.history);
 }
 
+TEST_F(GeneratorTest, APromptThatSpellsItsBeginningHasItOnce) {
+  write_file(folder_ / "tokenizer.json", R"({
+    "added_tokens": [{"id": 2, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                      "normalized": false, "special": true}],
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    "post_processor": {"type": "TemplateProcessing",
+                       "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                       "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}},
+    "decoder": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}})");
+  write_file(folder_ / "tokenizer_config.json", R"({"bos_token": "<s>"})");
+  const auto tokenizer = text::load_tokenizer(folder_.path());
+  const Generator generator(context_, model_, *tokenizer);
+  EXPECT_EQ(generator.encode("ab", true), (text::TokenIds{2, 0, 1}));
+  EXPECT_EQ(generator.encode("<s>ab", true), (text::TokenIds{2, 0, 1}));
+  EXPECT_EQ(generator.encode("<s>ab", false), (text::TokenIds{2, 0, 1}));
+  EXPECT_EQ(generator.encode("", true), (text::TokenIds{2}));
+}
+
 TEST_F(GeneratorTest, StateOfAnotherModelIsRefused) {
   begun("x").save(model_, file_);
   model::LanguageModel other(config(), DType::f32, Device::cpu(), false);
