@@ -20,6 +20,7 @@
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/names.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/eval/divergence.h"
@@ -482,7 +483,14 @@ void add_evaluate(CLI::App& app) {
   verb->add_flag("--samples", arguments->samples, "With --json: the scores of every example")->needs(json);
   verb->add_flag("--quiet", arguments->quiet, "No progress");
   arguments->flags.add_to(*verb);
-  verb->callback([arguments] { run_evaluate(*arguments); });
+  verb->callback([arguments] {
+    try {
+      run_evaluate(*arguments);
+    } catch (const Json::exception& error) {
+      if (!arguments->resume) throw;
+      throw Error(arguments->log + ": a result in it is damaged: " + json_reason(error) + "; remove it to begin anew");
+    }
+  });
 }
 
 }  // namespace flashgla::cli

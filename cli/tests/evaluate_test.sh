@@ -95,6 +95,12 @@ mv kept.jsonl few.jsonl
 "$flashgla" train --data tokens --preset gla-tiny --batch 2 --length 64 --steps 10 --seed 2 --out trained >/dev/null 2>&1
 rm -r moved && mv trained moved
 again moved refuses 'log.jsonl: is of an evaluation with another model'
+sed 's/"loss":[0-9.]*,//' log.jsonl >without.jsonl
+refuses 'without.jsonl: a result in it is damaged: .*loss' \
+  evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log without.jsonl --resume --quiet
+sed 's/"loss":[0-9.]*/"loss":"much"/' log.jsonl >words.jsonl
+refuses 'words.jsonl: a result in it is damaged: .*number' \
+  evaluate run --data few.jsonl --window 64 --batch-tokens 64 --log words.jsonl --resume --quiet
 refuses 'log.jsonl: exists' evaluate run --data few.jsonl --log log.jsonl --quiet
 refuses '--resume needs the --log' evaluate run --data few.jsonl --resume --quiet
 

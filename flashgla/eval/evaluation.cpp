@@ -81,8 +81,8 @@ LossResult evaluate_loss(const Work& work, std::span<const Document> documents, 
   LossReader reader(work.context, work.model);
 
   const auto add = [&](const json& job) {
-    result.loss += job["loss"].get<double>();
-    result.tokens += job["tokens"].get<std::int64_t>();
+    result.loss += job.at("loss").get<double>();
+    result.tokens += job.at("tokens").get<std::int64_t>();
     ++result.jobs;
     result.complete =
         goes_on(work, result.tokens, total, result.loss / static_cast<double>(result.tokens)) || result.tokens == total;
@@ -150,8 +150,8 @@ PositionResult evaluate_positions(const Work& work, std::span<const Document> do
       return json{{"losses", parts}};
     });
     for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
-      sums[bucket] += job["losses"].at(bucket).get<double>();
-      loss += job["losses"].at(bucket).get<double>();
+      sums[bucket] += job.at("losses").at(bucket).get<double>();
+      loss += job.at("losses").at(bucket).get<double>();
       result.tokens[bucket] +=
           std::min(options.bucket, options.length - static_cast<std::int64_t>(bucket) * options.bucket);
     }
@@ -205,8 +205,8 @@ ExampleResult evaluate_examples(const Work& work, const text::Tokenizer& tokeniz
     for (std::size_t i = begin; i < end; ++i) {
       std::vector<Score>& scores = result.scores.emplace_back();
       for (std::size_t j = begins[i]; j < begins[i + 1]; ++j) {
-        const json& row = job["scores"].at(j - begins[begin]);
-        scores.push_back({row[0].get<double>(), row[1].get<bool>()});
+        const json& row = job.at("scores").at(j - begins[begin]);
+        scores.push_back({row.at(0).get<double>(), row.at(1).get<bool>()});
       }
       if (examples[i].answer) {
         const Verdict verdict = judge(examples[i], scores);

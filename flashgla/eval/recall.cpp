@@ -66,9 +66,9 @@ RecallResult evaluate_recall(const Work& work, const data::TokenSpan& task, cons
     std::fill(batch.targets.as<std::int32_t>() + count * loader.labels(),
               batch.targets.as<std::int32_t>() + batch.targets.numel(), -1);
     const json job = result_of(work, result.jobs, [&] { return answers_of(work, batch, count * loader.labels()); });
-    result.loss += job["loss"].get<double>();
-    result.right += static_cast<std::int64_t>(job["right"].get<double>());
-    result.answers += job["answers"].get<std::int64_t>();
+    result.loss += job.at("loss").get<double>();
+    result.right += static_cast<std::int64_t>(job.at("right").get<double>());
+    result.answers += job.at("answers").get<std::int64_t>();
     result.sequences += count;
     ++result.jobs;
     const double accuracy = static_cast<double>(result.right) / static_cast<double>(result.answers);
