@@ -74,7 +74,7 @@ const Implementation& choose(const Context& context, const Problem& problem) {
   const std::string& forced = context.forced_implementation();
   if (problem.sums_over_heads) return select(kOperation, rows_that_sum(), problem, architecture, forced);
   if (problem.algorithm == Algorithm::automatic && forced.empty() && architecture.device == Device::Kind::cpu &&
-      problem.length <= kShortSequence * problem.sequences) {
+      problem.batch * problem.length <= kShortSequence * problem.sequences) {
     Problem recurrent = problem;
     recurrent.algorithm = Algorithm::recurrent;
     return select(kOperation, implementations(), recurrent, architecture, forced);

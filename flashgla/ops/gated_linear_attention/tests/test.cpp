@@ -386,6 +386,24 @@ CaseData with_logits(Case c, double normalizer, double clamp_min) {
   return data;
 }
 
+// Those that are short keep no states: whatever else is in the batch, and packed as apart.
+TEST(Laws, SequencesAreShortByTheirOwnLength) {
+  const Context context(Device::cpu());
+  for (const std::int64_t sequences : {1, 40, 1000}) {
+    for (const std::int64_t length : {8, 9, 300}) {
+      Problem apart;
+      apart.batch = apart.sequences = sequences;
+      apart.length = length;
+      EXPECT_EQ(states_bytes(context, apart) > 0, length > 8) << sequences << " sequences of " << length;
+      Problem packed = apart;
+      packed.packed = true;
+      packed.batch = 1;
+      packed.length = sequences * length;
+      EXPECT_EQ(states_bytes(context, packed) > 0, length > 8) << sequences << " packed sequences of " << length;
+    }
+  }
+}
+
 TEST(Laws, LogitsAreTheirGates) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     for (Case c : law_cases(dtype)) {
