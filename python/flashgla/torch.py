@@ -193,56 +193,80 @@ def _without_memory(x: Tensor | None, shape: list[int] | None = None) -> Any:
     return Array.without_memory(sizes, _NAMES[x.dtype], str(x.device) if x.is_cuda else "cpu")
 
 
+def _capability(device: torch.device) -> int:
+    """Of a CUDA device, which need not be there: fake tensors are on a GPU without one. Then as of Hopper."""
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def _states_bytes(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, cu_seqlens: Tensor | None,
                   *options: Any) -> Any:
     """Operands.states_bytes from shapes alone. With symbolic batch, length or sequences an expression in them."""
-    def ask(batch: int, length: int, sequences: int) -> int:
+    capability = _capability(q.device)
+    chunk = 64 if q.is_cuda else 128  # tokens from one state to the next, or to the one that is not kept
+
+    def ask(batch: int, length: int, sequences: int, packed: bool) -> int:
         def at(x: Tensor | None) -> Any:
             return _without_memory(x, None if x is None or x.dim() == 1 else [batch, length, *map(int, x.shape[2:])])
 
-        packing = _without_memory(cu_seqlens, [sequences + 1])
-        return _flashgla.Operands(*map(at, (q, k, v, g, gv)), None, None, packing, *options).states_bytes()
+        packing = _without_memory(cu_seqlens, [sequences + 1]) if packed else None
+        operands = _flashgla.Operands(*map(at, (q, k, v, g, gv)), None, None, packing, *options)
+        return operands.states_bytes(capability)
 
     batch, length = q.shape[:2]
-    sequences = _sequences(q, cu_seqlens)
+    sequences, packed = _sequences(q, cu_seqlens), cu_seqlens is not None
     if not any(isinstance(size, torch.SymInt) for size in (batch, length, sequences)):
-        return ask(batch, length, sequences)
-    return _states_size(ask, batch, length, sequences, cu_seqlens is not None)
+        return ask(batch, length, sequences, packed)
+    return _states_size(ask, chunk, packed)(batch, length, sequences)
 
 
-def _states_size(ask: Callable[[int, int, int], int], batch: Any, length: Any, sequences: Any, packed: bool) -> Any:
-    """What ask(batch, length, sequences) answers, as an expression in them."""
-    # One state for every `tokens` tokens that a sequence has or begins; packing counts one more a sequence. A debug
-    # build has a tag behind all of them.
-    base = ask(1, 1024, 1)
-    of_1024_tokens = ask(1, 2048, 1) - base
-    of_one = ask(1, 1024, 2) - base if packed else ask(1, 1025, 1) - base
-    if of_1024_tokens == 0 and base == 0:
-        return 0
+def _states_size(ask: Callable[[int, int, int, bool], int], chunk: int, packed: bool) -> Callable[[Any, Any, Any], Any]:
+    """What ask(batch, length, sequences, packed) answers, as a function that takes symbols too.
 
-    def chunks(tokens: int, batch: Any, length: Any, sequences: Any) -> Any:
-        return length // tokens + sequences if packed else batch * ((length + tokens - 1) // tokens)
+    Bytes are kept of every chunk of so many tokens, of every second one's state (those of every one's count as the
+    chunk's), and of every token; a debug build has a tag behind all of them. What features leave of all chunks and of
+    all tokens is rounded up to 256 bytes.
+    """
+    def counts(batch: Any, length: Any, sequences: Any) -> tuple[Any, Any, Any]:
+        chunks = length // chunk + sequences if packed else batch * ((length + chunk - 1) // chunk)
+        return chunks, (chunks + sequences) // 2 + 1, batch * length
 
-    tag = base - of_1024_tokens - packed * of_one
-    if tag in (0, 16) and of_1024_tokens % of_one == 0:
-        tokens = 1024 * of_one // of_1024_tokens
-        return chunks(tokens, batch, length, sequences) * of_one + tag
+    def whole(sequences: int, chunks: int, packed: bool = packed) -> tuple[int, int, int, bool]:
+        """So many sequences of whole chunks. Of 128 nothing has to be rounded up."""
+        tokens = chunks * chunk
+        return (1, sequences * tokens, sequences, True) if packed else (sequences, tokens, sequences, False)
 
-    # Or a state for every second chunk of 64 tokens, and something for each chunk.
-    one, two, three = (ask(1, tokens, 1) for tokens in ((63, 64, 128) if packed else (64, 128, 192)))
-    of_chunk = two - one
-    of_state = three - two - of_chunk
-    rest = one - of_chunk - 2 * of_state
+    # A token and a state have as many bytes where sequences are not packed, and there are told apart from chunks.
+    of_token = (ask(*whole(128, 1, False)) - ask(128, chunk - 1, 128, False)) // 128
+    of_state = (ask(*whole(256, 1, False)) - ask(*whole(128, 2, False))) // 64
+    few, many = whole(128, 1), whole(128, 2)
+    chunks, states, tokens = (b - a for a, b in zip(counts(*few[:3]), counts(*many[:3])))
+    of_chunk = (ask(*many) - ask(*few) - states * of_state - tokens * of_token) // chunks
+    chunks, states, tokens = counts(*few[:3])
+    tag = ask(*few) - chunks * of_chunk - states * of_state - tokens * of_token
+    chunk_rounding = 0
 
     def size(batch: Any, length: Any, sequences: Any) -> Any:
-        count = chunks(64, batch, length, sequences)
-        states = (count + (sequences if packed else batch)) // 2 + 1
-        return states * of_state + count * of_chunk + rest
+        chunks, states, tokens = counts(batch, length, sequences)
+        result = tag
+        if of_chunk:
+            result = result + chunks * of_chunk
+        if of_state:
+            result = result + states * of_state
+        if chunk_rounding:
+            result = result + chunks * chunk_rounding % 256
+        if of_token:
+            result = result + (tokens * of_token + 255) // 256 * 256
+        return result
 
-    for known in ((1, 1000, 5), (1, 4099, 2)) if packed else ((3, 1000, 3), (2, 4099, 2)):
-        if size(*known) != ask(*known):
+    one = (1, chunk - 1, 1)
+    chunk_rounding = ask(*one, packed) - size(*one)
+    for known in ((1, 1000, 5), (1, 4099, 2), (1, 193, 1)) if packed else ((3, 1000, 3), (2, 4099, 2), (1, 193, 1)):
+        if size(*known) != ask(*known, packed):
             raise NotImplementedError("flashgla: states whose size is not known for symbolic lengths")
-    return size(batch, length, sequences)
+    return size
 
 
 @torch.library.register_fake("flashgla::forward", lib=_library)

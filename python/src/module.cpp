@@ -54,7 +54,7 @@ NB_MODULE(_flashgla, m) {
           "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h0"_a.none(), "z0"_a.none(), "cu_seqlens"_a.none(),
           "scale"_a.none(), "algorithm"_a, "feature_map"_a, "normalize"_a, "float32_math"_a, "max_seqlen"_a.none(),
           "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none())
-      .def("states_bytes", &Operands::states_bytes)
+      .def("states_bytes", &Operands::states_bytes, "cuda_capability"_a)
       .def("output_shapes", &Operands::output_shapes)
       .def_prop_ro("dtype", &Operands::dtype)
       .def_prop_ro("state_dtype", &Operands::state_dtype)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "flashgla/base/names.h"
+#include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 
 namespace flashgla::python {
 
@@ -178,6 +179,15 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
 
 Operands::Operands(Views views, const gla::Inputs& inputs, const gla::Options& options)
     : views_(std::move(views)), inputs_(inputs), options_(options), problem_(gla::describe(inputs, options)) {}
+
+std::size_t Operands::states_bytes(int cuda_capability) const {
+  if (inputs_.q.device.kind == Device::Kind::cpu) return python::states_bytes(inputs_.q.device, problem_);
+#ifdef FLASHGLA_CUDA
+  return gla::states_bytes({.device = Device::Kind::cuda, .cuda_capability = cuda_capability}, problem_);
+#else
+  return gla::cuda::states_bytes(problem_, cuda_capability == 90);  // a build without the kernels knows their plans
+#endif
+}
 
 nb::tuple Operands::output_shapes() const {
   const gla::Problem& p = problem_;

@@ -37,7 +37,8 @@ class Operands {
  public:
   Operands(Views views, const gla::Inputs& inputs, const gla::Options& options);
 
-  std::size_t states_bytes() const { return python::states_bytes(inputs_.q.device, problem_); }
+  // Of inputs on a CUDA device one of this capability (90: Hopper) answers, whether there is such a device or not.
+  std::size_t states_bytes(int cuda_capability) const;
   // Shapes and dtypes of the outputs: o, (ht, zt) by name.
   nb::tuple output_shapes() const;
   const char* dtype() const { return name_of(problem_.dtype); }

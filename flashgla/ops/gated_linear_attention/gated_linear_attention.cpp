@@ -69,9 +69,7 @@ std::span<const Implementation> rows_that_sum() {
   return rows;
 }
 
-const Implementation& choose(const Context& context, const Problem& problem) {
-  const Architecture& architecture = context.architecture();
-  const std::string& forced = context.forced_implementation();
+const Implementation& choose(const Architecture& architecture, const Problem& problem, const std::string& forced) {
   if (problem.sums_over_heads) return select(kOperation, rows_that_sum(), problem, architecture, forced);
   if (problem.algorithm == Algorithm::automatic && forced.empty() && architecture.device == Device::Kind::cpu &&
       problem.batch * problem.length <= kShortSequence * problem.sequences) {
@@ -80,6 +78,9 @@ const Implementation& choose(const Context& context, const Problem& problem) {
     return select(kOperation, implementations(), recurrent, architecture, forced);
   }
   return select(kOperation, implementations(), problem, architecture, forced);
+}
+const Implementation& choose(const Context& context, const Problem& problem) {
+  return choose(context.architecture(), problem, context.forced_implementation());
 }
 
 void check_outputs(const Problem& p, const Outputs& outputs, Device device, bool o_needed) {
@@ -161,6 +162,10 @@ bool sums_over_heads(const Context& context, const Inputs& inputs, const Options
 
 std::size_t states_bytes(const Context& context, const Problem& problem) {
   const Implementation& row = choose(context, problem);
+  return row.states_bytes(as_asked(row, problem));
+}
+std::size_t states_bytes(const Architecture& architecture, const Problem& problem) {
+  const Implementation& row = choose(architecture, problem, {});
   return row.states_bytes(as_asked(row, problem));
 }
 

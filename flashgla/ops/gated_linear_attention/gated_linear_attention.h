@@ -93,6 +93,8 @@ bool sums_over_heads(const Context& context, const Inputs& inputs, const Options
 
 // Bytes of Outputs.states for this problem; 0 when the selected implementation keeps none.
 std::size_t states_bytes(const Context& context, const Problem& problem);
+// The same on a device of this architecture, which need not be there.
+std::size_t states_bytes(const Architecture& architecture, const Problem& problem);
 
 // Workspace is taken from context.scratch() and given back. Every element of the outputs is written.
 void forward(Context& context, const Inputs& inputs, const Outputs& outputs, const Options& options = {});
