@@ -41,17 +41,34 @@ class NumPy:
 
 
 class CuPy(NumPy):
-    """cupy.ndarray, on CuPy's current stream and from its memory pool."""
+    """cupy.ndarray, on its device, which need not be CuPy's current one, on CuPy's current stream there and from its
+    memory pool."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
 
     @property
     def stream(self) -> int:  # type: ignore[override]
-        return self._namespace().cuda.get_current_stream().ptr
+        with self._there():
+            return self._namespace().cuda.get_current_stream().ptr
+
+    def view(self, array: Any, writable: bool = False) -> Array:
+        with self._there():
+            return super().view(array, writable)
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        with self._there():
+            return super().empty(shape, dtype)
 
     def allocate(self, bytes: int) -> Array:
-        return Array(self._namespace().empty(bytes, dtype="uint8"), True)
+        with self._there():
+            return Array(self._namespace().empty(bytes, dtype="uint8"), True)
 
     def _namespace(self) -> Any:
         return sys.modules["cupy"]
+
+    def _there(self) -> Any:
+        return self._namespace().cuda.Device(self._device)
 
 
 class Jax:
@@ -92,7 +109,7 @@ def library_of(array: Any) -> Library:
     if name == "numpy":
         return NumPy()
     if name == "cupy":
-        return CuPy()
+        return CuPy(array.device.id)
     if name in ("jax", "jaxlib"):
         return Jax()
     raise TypeError(f"q is of type {type(array).__name__}; expected an array of NumPy, PyTorch, CuPy or JAX")

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "flashgla/base/current_device.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 
@@ -117,8 +118,9 @@ Array Array::without_memory(const std::vector<std::int64_t>& shape, const std::s
 }
 
 Array Array::empty(const std::vector<std::int64_t>& shape, const std::string& dtype, const std::string& device) {
-  auto tensor = std::make_unique<Tensor>(
-      Tensor::empty(Shape(std::span(shape)), dtype_from_name(dtype), device_from_name(device)));
+  const Device where = device_from_name(device);
+  const CurrentDevice current(where);
+  auto tensor = std::make_unique<Tensor>(Tensor::empty(Shape(std::span(shape)), dtype_from_name(dtype), where));
   const TensorView view = tensor->view();
   nb::capsule owner(tensor.release(), [](void* p) noexcept { delete static_cast<Tensor*>(p); });
   return Array(view, std::move(owner));
@@ -131,6 +133,7 @@ TensorView Views::operator()(nb::handle argument) {
 }
 
 void Array::wait() const {
+  const CurrentDevice current(view.device);  // whose default stream the copy waits for
   std::byte first{};
   copy_memory(&first, Device::cpu(), view.data, view.device, sizeof(first));
 }

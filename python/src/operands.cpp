@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "flashgla/base/current_device.h"
 #include "flashgla/base/names.h"
 #include "flashgla/ops/gated_linear_attention/cuda/plan.h"
 
@@ -123,6 +124,7 @@ Place place_of(std::uintptr_t stream, int threads, nb::object allocate) {
 }
 
 void run(Device device, const Place& place, const std::function<void(Context&)>& call) {
+  const CurrentDevice current(device);
   Lease lease(device, place);
   Context& context = lease.context();
   if (place.allocate) {

@@ -1,7 +1,9 @@
 """The package on NumPy arrays, against the recurrence written out in float64. Needs numpy and pytest."""
 
 import pathlib
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -238,6 +240,48 @@ def test_cupy():
     assert error(o.get(), recurrence(q, k, v, g)[0]) < 1e-5
     expected = flashgla.gated_linear_attention_backward(np.ones_like(o.get()), q, k, v, g)
     assert all(error(a.get(), b) < 2e-5 for a, b in zip(gradients[:4], expected[:4]))
+
+
+def test_cupy_on_another_device():
+    """Runs where CuPy and two GPUs are: on the second, while the first is current and stays so."""
+    cupy = pytest.importorskip("cupy")
+    if not flashgla.with_cuda or cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("no two GPUs")
+    q, k, v, g, _ = inputs()
+    with cupy.cuda.Device(1):
+        on_gpu = [cupy.asarray(x) for x in (q, k, v, g)]
+        ones = cupy.ones((*q.shape[:3], v.shape[3]), "float32")
+    o, ht = flashgla.gated_linear_attention(*on_gpu, output_final_state=True)
+    gradients = flashgla.gated_linear_attention_backward(ones, *on_gpu)
+    assert cupy.cuda.Device().id == 0 and all(x.device.id == 1 for x in (o, ht, *gradients[:4]))
+    assert error(o.get(), recurrence(q, k, v, g)[0]) < 1e-5
+    with pytest.raises(ValueError, match="k is on cuda:0; expected cuda:1"):
+        flashgla.gated_linear_attention(on_gpu[0], cupy.asarray(k), *on_gpu[2:])
+
+
+def test_arrays_of_a_device_that_is_not_current(monkeypatch):
+    """What stands for CuPy here takes memory and streams from whichever device is current, as CuPy does."""
+    current = [0]
+
+    class Device:
+        def __init__(self, number):
+            self.number = number
+
+        def __enter__(self):
+            current.append(self.number)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    def empty(shape, dtype):
+        assert current[-1] == 1
+        return np.empty(shape, dtype)
+
+    cuda = types.SimpleNamespace(Device=Device, get_current_stream=lambda: types.SimpleNamespace(ptr=10 + current[-1]))
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(empty=empty, cuda=cuda))
+    library = _arrays.CuPy(1)
+    assert library.empty([2, 3], "f32").shape == (2, 3) and library.allocate(8).shape == [8] and library.stream == 11
+    assert current == [0]
 
 
 def test_read_only_inputs_and_states():

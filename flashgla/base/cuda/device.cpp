@@ -98,6 +98,16 @@ void make_current(Device device) {
   if (current != device.index) check(cudaSetDevice(device.index), "cudaSetDevice");
 }
 
+int exchange_current(int index) {
+  int before = -1;
+  cudaError_t status = cudaGetDevice(&before);
+  if (status == cudaSuccess && before == index) return -1;
+  if (status == cudaSuccess) status = cudaSetDevice(index);
+  if (status == cudaSuccess) return before;
+  cudaGetLastError();  // the next call on the device reports it
+  return -1;
+}
+
 std::size_t free_memory(Device device) {
   make_current(device);
   std::size_t free = 0, total = 0;

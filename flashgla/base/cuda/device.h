@@ -17,6 +17,8 @@ void require_device(Device device);
 Architecture architecture_of(Device device);
 std::string product_name(Device device);
 void make_current(Device device);
+// The one that was current before; -1 where it was this one, or nothing was changed since there is no such device.
+int exchange_current(int index);
 
 std::size_t free_memory(Device device);
 std::shared_ptr<void> allocate(std::size_t bytes, Device device);

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "flashgla/base/context.h"
+#include "flashgla/base/current_device.h"
 #include "flashgla/base/file.h"
 #include "flashgla/base/graph.h"
 #include "flashgla/base/memory.h"
@@ -18,6 +19,9 @@
 #include "flashgla/base/shared_library.h"
 #include "flashgla/base/tensor.h"
 #include "flashgla/base/transfer.h"
+#ifdef FLASHGLA_CUDA
+#include "flashgla/base/cuda/device.h"
+#endif
 #include "testing/compare.h"
 #include "testing/devices.h"
 #include "testing/random.h"
@@ -189,6 +193,19 @@ TEST(Transfer, ZerosComeBeforeWhatFollowsThem) {
     for (std::int64_t i = 0; i < back->numel(); ++i) ASSERT_EQ(back->as<std::uint8_t>()[i], 7) << name_of(device);
   }
 }
+
+#ifdef FLASHGLA_CUDA
+TEST(CurrentDevice, IsTheCallersAgainAfterwards) {
+  if (cuda_device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  cuda::make_current(Device::cuda(0));
+  {
+    const CurrentDevice current(Device::cuda(1));
+    EXPECT_EQ(cuda::exchange_current(1), -1) << "it is not the device that is asked for";
+    Tensor::zeros({8}, DType::f32, Device::cuda(1));
+  }
+  EXPECT_EQ(cuda::exchange_current(0), -1) << "it is not the one before";
+}
+#endif
 
 TEST(ParallelFor, RunsEveryTaskOnceAndRethrows) {
   const Context context(Device::cpu(), 2);

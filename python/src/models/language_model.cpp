@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "bindings.h"
+#include "flashgla/base/current_device.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/eval/evaluation.h"
@@ -65,6 +66,7 @@ struct LoadedModel {
   LoadedModel(const std::string& path, const std::string& device, const std::optional<std::string>& dtype, int threads,
               const std::string& checkpoint)
       : folder(train::find_model_folder(path, checkpoint)), context(device_from_name(device), threads) {
+    const CurrentDevice current(context.device());
     model::LoadOptions options;
     options.device = context.device();
     options.threads = threads;
@@ -85,14 +87,25 @@ struct LoadedModel {
 
 using Model = std::shared_ptr<LoadedModel>;
 
+// A call's turn to use a model, whose device is the current one as long.
+class Turn {
+ public:
+  explicit Turn(LoadedModel& model) : busy_(model.mutex), current_(model.context.device()) {}
+
+ private:
+  std::lock_guard<std::mutex> busy_;
+  CurrentDevice current_;
+};
+
 // A sequence in progress.
 struct State {
   Model owner;
   generate::Session session;
 
-  explicit State(Model model) : owner(std::move(model)), session(*owner->model, 1) {}
+  explicit State(const Model& model) : State(model, CurrentDevice(model->context.device())) {}
 
   std::unique_ptr<State> fork() const {
+    const CurrentDevice current(owner->context.device());
     auto copy = std::make_unique<State>(owner);
     copy->session.state.reserve(session.state.capacity());
     copy->session.state.copy_sequence(0, session.state, 0);
@@ -103,6 +116,17 @@ struct State {
     copy_tensor(session.seen, copy->session.seen);
     return copy;
   }
+  void save(const std::string& path) const {
+    const CurrentDevice current(owner->context.device());
+    session.save(*owner->model, path);
+  }
+  void load(const std::string& path) {
+    const CurrentDevice current(owner->context.device());
+    session.load(*owner->model, path);
+  }
+
+ private:
+  State(Model model, const CurrentDevice&) : owner(std::move(model)), session(*owner->model, 1) {}
 };
 
 generate::GenerateOptions options_of(std::int64_t max_tokens, double temperature, std::int64_t top_k, double top_p,
@@ -176,6 +200,7 @@ class Stream {
   }
 
   void work() {
+    const CurrentDevice current(context_.device());
     try {
       options_.should_stop = [this] { return !go_on(); };
       LoadedModel& model = *state_->owner;
@@ -216,7 +241,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(LoadedModel& self, const Ids& 
   const nb::capsule owner(result, [](void* pointer) noexcept { delete static_cast<Tensor*>(pointer); });
   {
     const nb::gil_scoped_release released;
-    const std::lock_guard<std::mutex> busy(self.mutex);
+    const Turn turn(self);
     eval::Scorer scorer(self.context, *self.model);
     *result = scorer.logits(ids);
   }
@@ -230,7 +255,7 @@ std::pair<std::vector<std::pair<double, bool>>, std::int64_t> loglikelihood(Load
                                                                             std::int64_t batch_tokens, bool reuse) {
   Interruption interruption;
   return interruption.run([&] {
-    const std::lock_guard<std::mutex> busy(self.mutex);
+    const Turn turn(self);
     std::vector<eval::Request> requests;
     for (const auto& [context, continuation] : pairs) requests.push_back({context, continuation});
     eval::Scorer scorer(self.context, *self.model, {batch_tokens, reuse});
@@ -248,7 +273,7 @@ std::vector<double> rolling(LoadedModel& self, const std::vector<Ids>& documents
                             std::int64_t stride, std::int64_t batch_tokens) {
   Interruption interruption;
   return interruption.run([&] {
-    const std::lock_guard<std::mutex> busy(self.mutex);
+    const Turn turn(self);
     eval::LossReader reader(self.context, *self.model);
     std::vector<double> sums(documents.size(), 0.0);
     std::vector<eval::LossReader::Piece> batch;
@@ -292,7 +317,7 @@ std::vector<Generated> generate_texts(LoadedModel& self, const std::vector<Ids>&
                                       generate::GenerateOptions options) {
   Interruption interruption;
   std::vector<Generated> generated = interruption.run([&] {
-    const std::lock_guard<std::mutex> busy(self.mutex);
+    const Turn turn(self);
     const generate::Generator generator(self.context, *self.model, self.needed_tokenizer());
     generate::Session session(*self.model, static_cast<std::int64_t>(prompts.size()));
     generator.feed(session, prompts);
@@ -315,7 +340,7 @@ void feed(State& self, const Ids& ids) {
   constexpr std::size_t kPiece = 16384;
   Interruption interruption;
   interruption.run([&] {
-    const std::lock_guard<std::mutex> busy(self.owner->mutex);
+    const Turn turn(*self.owner);
     const generate::Generator generator(self.owner->context, *self.owner->model, self.owner->needed_tokenizer());
     for (std::size_t begin = 0; begin == 0 || begin < ids.size(); begin += kPiece) {
       if (begin > 0 && !interruption.keep_going()) throw Error("feed: stopped");
@@ -344,7 +369,11 @@ void bind_language_model(nb::module_& m) {
       .def_prop_ro("max_length", [](const LoadedModel& self) { return self.model->config().max_position_embeddings; })
       .def_prop_ro("dtype", [](const LoadedModel& self) { return std::string(name_of(self.model->dtype())); })
       .def_prop_ro("device", [](const LoadedModel& self) { return name_of(self.model->device()); })
-      .def_prop_ro("fingerprint", [](const LoadedModel& self) { return model::fingerprint(*self.model); })
+      .def_prop_ro("fingerprint",
+                   [](const LoadedModel& self) {
+                     const CurrentDevice current(self.context.device());
+                     return model::fingerprint(*self.model);
+                   })
       .def_ro("tokenizer", &LoadedModel::tokenizer)
       .def("prefix_token", [](const LoadedModel& self) { return eval::prefix_token(self.needed_tokenizer()); })
       .def(
@@ -379,12 +408,12 @@ void bind_language_model(nb::module_& m) {
       .def_ro("tokens", &Generated::tokens)
       .def_ro("finish", &Generated::finish);
   nb::class_<State>(m, "State", "A sequence in progress.")
-      .def(nb::init<Model>(), "model"_a)
+      .def(nb::init<const Model&>(), "model"_a)
       .def_prop_ro("tokens", [](const State& self) { return self.session.state.history[0].tokens; })
       .def("feed", &feed, "ids"_a)
       .def("fork", &State::fork)
-      .def("save", [](const State& self, const std::string& path) { self.session.save(*self.owner->model, path); })
-      .def("load", [](State& self, const std::string& path) { self.session.load(*self.owner->model, path); });
+      .def("save", &State::save)
+      .def("load", &State::load);
   nb::class_<Stream>(m, "Stream", "Text as it is generated.")
       .def(nb::init<std::shared_ptr<State>, generate::GenerateOptions>(), "state"_a, "options"_a)
       .def("next", &Stream::next, nb::call_guard<nb::gil_scoped_release>())
