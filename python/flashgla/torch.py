@@ -34,6 +34,7 @@ def gated_linear_attention(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None = N
     that are not contiguous, are copied.
     """
     h0, z0 = _pair(initial_state, normalize)
+    output_final_state = bool(output_final_state)
     tensors = (q, k, v, g, gv, h0, z0, cu_seqlens)
     options = (scale, algorithm, feature_map, normalize, float32_math, max_seqlen, gate_logit_normalizer,
                gate_clamp_min)
@@ -168,11 +169,10 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     return _all_there(tensors[0], *_calls.backward(tensors, options, *others))
 
 
-def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, gv: Tensor | None, h: Tensor, z: Tensor | None,
-          scale: float | None, feature_map: str, normalize: bool, gate_logit_normalizer: float | None,
-          gate_clamp_min: float | None) -> Tensor:
-    o = _calls.step(q, k, v, g, gv, h, z, scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min)
-    for x in (h, z):
+def _step(*arguments: Any) -> Tensor:
+    tensors, options = arguments[:7], arguments[7:]
+    o = _calls.step(*tensors, options)
+    for x in tensors[5:]:
         if x is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
     return o

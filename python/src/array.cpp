@@ -32,9 +32,9 @@ constexpr Pair kDTypes[] = {{DType::f64, code_of(nb::dlpack::dtype_code::Float, 
                             {DType::u16, code_of(nb::dlpack::dtype_code::UInt, 16)},
                             {DType::u8, code_of(nb::dlpack::dtype_code::UInt, 8)}};
 
-DType dtype_from_code(nb::dlpack::dtype code) {
+DType dtype_from_code(nb::dlpack::dtype code, const std::string& name) {
   if (const auto dtype = dtype_of(code)) return *dtype;
-  throw Error("an array has elements of DLPack type code " + std::to_string(code.code) + ", " +
+  throw Error(name + " has elements of DLPack type code " + std::to_string(code.code) + ", " +
               std::to_string(code.bits) + " bits; expected f64, f32, bf16, f16, i64, i32, u16 or u8");
 }
 
@@ -45,7 +45,7 @@ nb::dlpack::dtype code_from_dtype(DType dtype) {
   throw Error(std::string("no DLPack type for ") + name_of(dtype));
 }
 
-Device device_of(int type, int index) {
+Device device_of(int type, int index, const std::string& name) {
   switch (type) {
     case nb::device::cpu::value:
     case nb::device::cuda_host::value:
@@ -54,7 +54,7 @@ Device device_of(int type, int index) {
     case nb::device::cuda_managed::value:
       return Device::cuda(index);
     default:
-      throw Error("an array is on a device of DLPack type " + std::to_string(type) + "; expected a CPU or CUDA device");
+      throw Error(name + " is on a device of DLPack type " + std::to_string(type) + "; expected a CPU or CUDA device");
   }
 }
 
@@ -67,17 +67,17 @@ std::optional<DType> dtype_of(nb::dlpack::dtype code) {
   return std::nullopt;
 }
 
-TensorView view_of(const nb::dlpack::dltensor& tensor) {
+TensorView view_of(const nb::dlpack::dltensor& tensor, const std::string& name) {
   const int rank = tensor.ndim;
   if (rank > kMaxRank) {
-    throw Error("an array has " + std::to_string(rank) + " dimensions; expected at most " + std::to_string(kMaxRank));
+    throw Error(name + " has " + std::to_string(rank) + " dimensions; expected at most " + std::to_string(kMaxRank));
   }
   const Shape shape(std::span(tensor.shape, static_cast<std::size_t>(rank)));
   if (tensor.data == nullptr) {
-    throw Error("an array of shape " + to_string(shape) + " has no elements; leave an optional argument out instead");
+    throw Error(name + " of shape " + to_string(shape) + " has no elements; leave an optional argument out instead");
   }
-  TensorView view(static_cast<std::byte*>(tensor.data) + tensor.byte_offset, dtype_from_code(tensor.dtype), shape,
-                  device_of(tensor.device.device_type, tensor.device.device_id));
+  TensorView view(static_cast<std::byte*>(tensor.data) + tensor.byte_offset, dtype_from_code(tensor.dtype, name), shape,
+                  device_of(tensor.device.device_type, tensor.device.device_id, name));
   // Where there is one element only, the distance to the next means nothing: that of a contiguous array stays.
   for (int i = 0; i < rank && tensor.strides != nullptr; ++i) {
     if (shape[i] > 1) view.stride[static_cast<std::size_t>(i)] = tensor.strides[i];
@@ -99,7 +99,8 @@ Array::Array(nb::object object, bool writable, std::optional<std::string> dtype)
                   .ndim = static_cast<std::int32_t>(source.ndim()),
                   .dtype = source.dtype(),
                   .shape = const_cast<std::int64_t*>(source.shape_ptr()),
-                  .strides = const_cast<std::int64_t*>(source.stride_ptr())});
+                  .strides = const_cast<std::int64_t*>(source.stride_ptr())},
+                 "an array");
   if (dtype) {
     const DType wanted = dtype_from_name(*dtype);
     if (size_of(wanted) != size_of(view.dtype)) {

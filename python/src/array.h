@@ -17,8 +17,8 @@ namespace nb = nanobind;
 
 // None: elements of a type that the library has not.
 std::optional<DType> dtype_of(nb::dlpack::dtype code);
-// The memory that DLPack describes so. Throws Error when it is none that can be used.
-TensorView view_of(const nb::dlpack::dltensor& tensor);
+// The memory that DLPack describes so. Throws Error when it is none that can be used, of what `name` says.
+TensorView view_of(const nb::dlpack::dltensor& tensor, const std::string& name);
 
 // Absent optional arguments are null pointers to Array.
 struct Array {

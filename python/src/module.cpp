@@ -106,17 +106,7 @@ NB_MODULE(_flashgla, m) {
       .def("forward", &Torch::forward, "tensors"_a, "options"_a, "final_state"_a, "keep"_a)
       .def("backward", &Torch::backward, "tensors"_a, "options"_a, "o"_a.none(), "states"_a.none(), "d_o"_a,
            "d_ht"_a.none(), "d_zt"_a.none(), "wanted"_a)
-      .def(
-          "step",
-          [](const Torch& self, nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h,
-             nb::handle z, nb::handle scale, const std::string& feature_map, bool normalize,
-             nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
-            return self.step(q, k, v, g, gv, h, z,
-                             flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
-                                                          nb::none(), gate_logit_normalizer, gate_clamp_min));
-          },
-          "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "scale"_a.none(), "feature_map"_a,
-          "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none());
+      .def("step", &Torch::step, "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "options"_a);
 
   m.attr("version") = FLASHGLA_VERSION;
 #ifdef FLASHGLA_CUDA

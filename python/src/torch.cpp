@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace flashgla::python {
@@ -34,6 +35,8 @@ static_assert(sizeof(nb::dlpack::dltensor) == 48 && sizeof(ExchangeApi) == 56);
 
 namespace {
 
+constexpr const char* kFloats = "float64, float32, bfloat16 or float16";
+
 const ExchangeApi* exchange_api_of(nb::handle capsule) {
   constexpr const char* kName = "dlpack_exchange_api";
   if (PyCapsule_IsValid(capsule.ptr(), kName) == 0) return nullptr;
@@ -50,11 +53,22 @@ T option(const char* name, nb::handle value) {
   throw nb::type_error((std::string(name) + " is of type " + type + "; expected " + expected).c_str());
 }
 
+// What PyTorch says of a tensor that it does not hand over, with the argument's name.
+[[noreturn]] void throw_naming(const char* name, const nb::python_error& error) {
+  PyErr_Format(error.type().ptr(), "%s: %S", name, error.value().ptr());
+  throw nb::python_error();
+}
+
 gla::Options options_of(nb::tuple options) {
   if (options.size() != 8) throw nb::type_error("expected 8 options");
   return python::options_of(options[0], option<std::string>("algorithm", options[1]),
                             option<std::string>("feature_map", options[2]), option<bool>("normalize", options[3]),
                             option<std::string>("float32_math", options[4]), options[5], options[6], options[7]);
+}
+gla::Options step_options_of(nb::tuple options) {
+  if (options.size() != 5) throw nb::type_error("expected 5 options");
+  return python::options_of(options[0], "automatic", option<std::string>("feature_map", options[1]),
+                            option<bool>("normalize", options[2]), "ieee", nb::none(), options[3], options[4]);
 }
 
 }  // namespace
@@ -67,25 +81,28 @@ class Torch::Reader {
   explicit Reader(const Torch& torch) : torch_(torch) {}
 
   // Where it lies.
-  TensorView as_is(nb::handle tensor, const char* name) const {
+  TensorView as_is(nb::handle tensor, const char* name, const char* dtypes = kFloats) const {
     if (tensor.is_none()) return {};
     nb::dlpack::dltensor found;
     nb::object capsule;
     if (torch_.api_ != nullptr) {
-      if (torch_.api_->read(tensor.ptr(), &found) != 0) throw nb::python_error();
+      if (torch_.api_->read(tensor.ptr(), &found) != 0) throw_naming(name, nb::python_error());
     } else {
-      capsule = torch_.to_dlpack_(tensor);
+      try {
+        capsule = torch_.to_dlpack_(tensor);
+      } catch (const nb::python_error& error) {
+        throw_naming(name, error);
+      }
       const void* pointer = PyCapsule_GetPointer(capsule.ptr(), "dltensor");
       if (pointer == nullptr) throw nb::python_error();
       found = *static_cast<const nb::dlpack::dltensor*>(pointer);
     }
     if (!dtype_of(found.dtype)) {
       const nb::object dtype = tensor.attr("dtype");
-      throw Error(std::string(name) + " is of " + nb::str(dtype).c_str() +
-                  "; expected float64, float32, bfloat16 or float16");
+      throw Error(std::string(name) + " is of " + nb::str(dtype).c_str() + "; expected " + dtypes);
     }
     if (found.data == nullptr) throw Error(std::string(name) + " has no elements; expected one at least");
-    return view_of(found);
+    return view_of(found, name);
   }
 
   // Contiguous in its last dimension.
@@ -95,8 +112,8 @@ class Torch::Reader {
     return copied(tensor, name);
   }
 
-  TensorView contiguous(nb::handle tensor, const char* name) {
-    const TensorView view = as_is(tensor, name);
+  TensorView contiguous(nb::handle tensor, const char* name, const char* dtypes = kFloats) {
+    const TensorView view = as_is(tensor, name, dtypes);
     return !view || view.is_contiguous() ? view : copied(tensor, name);
   }
 
@@ -109,7 +126,7 @@ class Torch::Reader {
             rows(tensors[4], "gv"),
             contiguous(tensors[5], "initial_state"),
             contiguous(tensors[6], "initial_state"),
-            contiguous(tensors[7], "cu_seqlens")};
+            contiguous(tensors[7], "cu_seqlens", "int32 or int64")};
   }
 
  private:
@@ -211,8 +228,8 @@ Place Torch::place(nb::handle q, Device device) const {
   } else if (api_->current_stream(nb::device::cuda::value, device.index, &place.stream) != 0) {
     throw nb::python_error();
   }
-  place.allocate = [this, q, memory = Made()](Device device, std::size_t bytes) mutable {
-    memory = empty(q, {static_cast<std::int64_t>(bytes)}, DType::u8, device);
+  place.allocate = [this, q, memory = Made()](Device where, std::size_t bytes) mutable {
+    memory = empty(q, {static_cast<std::int64_t>(bytes)}, DType::u8, where);
     return memory.view.data;
   };
   return place;
@@ -281,7 +298,7 @@ nb::tuple Torch::backward(nb::tuple tensors, nb::tuple options, nb::handle o, nb
   }
   auto& [dq, dk, dv, dg, dgv, dh0, dz0] = made;
   const gla::InputGradients gradients{dq.view, dk.view, dv.view, dg.view, dgv.view, dh0.view, dz0.view};
-  const gla::Outputs outputs{reader.as_is(o, "o"), {}, {}, reader.as_is(states, "states")};
+  const gla::Outputs outputs{reader.as_is(o, "o"), {}, {}, reader.as_is(states, "states", "uint8")};
   const gla::OutputGradients output_gradients{reader.rows(d_o, "d_o"), reader.contiguous(d_ht, "d_final_state"),
                                               reader.contiguous(d_zt, "d_final_state")};
   run(device, place(q, device),
@@ -291,8 +308,9 @@ nb::tuple Torch::backward(nb::tuple tensors, nb::tuple options, nb::handle o, nb
 }
 
 nb::object Torch::step(nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h,
-                       nb::handle z, const gla::Options& options) const {
+                       nb::handle z, nb::tuple options) const {
   Reader reader(*this);
+  const gla::Options parsed = step_options_of(options);
   const gla::StepInputs inputs{reader.rows(q, "q"), reader.rows(k, "k"), reader.rows(v, "v"), reader.rows(g, "g"),
                                reader.rows(gv, "gv")};
   const TensorView h_view = reader.as_is(h, "state"), z_view = reader.as_is(z, "state");
@@ -301,7 +319,7 @@ nb::object Torch::step(nb::handle q, nb::handle k, nb::handle v, nb::handle g, n
   const Device device = inputs.q.device;
   const DeviceGuard guard(*this, device);
   const Made o = empty(q, shape, inputs.q.dtype, device);
-  run(device, place(q, device), [&](Context& context) { gla::step(context, inputs, h_view, z_view, o.view, options); });
+  run(device, place(q, device), [&](Context& context) { gla::step(context, inputs, h_view, z_view, o.view, parsed); });
   return o.tensor;
 }
 

@@ -37,9 +37,9 @@ class Torch {
   nb::tuple backward(nb::tuple tensors, nb::tuple options, nb::handle o, nb::handle states, nb::handle d_o,
                      nb::handle d_ht, nb::handle d_zt, nb::sequence wanted) const;
 
-  // o of one token; h and z are written in place.
+  // o of one token; h and z are written in place. Options are those of options_of that a step has.
   nb::object step(nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h, nb::handle z,
-                  const gla::Options& options) const;
+                  nb::tuple options) const;
 
  private:
   class Reader;

@@ -1,5 +1,6 @@
-"""Checks what flashgla.torch tells PyTorch's compiler, of CUDA too, without a GPU: python torch_compile_check.py. Needs
-PyTorch and an installed flashgla (or PYTHONPATH). Prints a line a check; exit code 1 when one fails."""
+"""Checks what flashgla.torch tells PyTorch's compiler, of CUDA too, and what it makes of odd arguments, without a GPU:
+python torch_compile_check.py. Needs PyTorch and an installed flashgla (or PYTHONPATH). Prints a line a check; exit
+code 1 when one fails."""
 
 from __future__ import annotations
 
@@ -135,6 +136,42 @@ def check_many_sequences():
         gradients = [torch.autograd.grad(f(*leaves)[0].sum(), leaves)
                      for f in (flashgla.gated_linear_attention, compiled)]
         assert all(torch.equal(a, b) for a, b in zip(*gradients)), (batch, length)
+
+
+def check_flags():
+    """What Python takes for true or false, with gradients and without."""
+    for gradients in (False, True):
+        q, k, v = (torch.randn(2, 70, 2, 8, requires_grad=gradients) for _ in range(3))
+        for flag in (None, 0, "", 1, "yes", [1]):
+            _, state = flashgla.gated_linear_attention(q, k, v, output_final_state=flag)
+            assert (state is not None) == bool(flag), flag
+
+
+def check_refusals():
+    """An argument's own dtypes, and its name where PyTorch does not hand a tensor over."""
+    q, k, v = (torch.randn(1, 70, 2, 8) for _ in range(3))
+    packing, state, token = torch.tensor([0, 30, 70]), torch.zeros(1, 2, 8, 8), [x[:, 0] for x in (q, k, v)]
+    for call, text in [
+        (lambda: flashgla.gated_linear_attention(q, k, v, cu_seqlens=packing.short()),
+         "cu_seqlens is of torch.int16; expected int32 or int64"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, cu_seqlens=packing.bool()),
+         "cu_seqlens is of torch.bool; expected int32 or int64"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, cu_seqlens=packing.float()), "cu_seqlens has dtype f32"),
+        (lambda: flashgla.gated_linear_attention(q, k.bool(), v), "k is of torch.bool; expected float64, float32"),
+        (lambda: flashgla.gated_linear_attention(q[None, None], k, v), "q has 6 dimensions; expected at most 5"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, initial_state=torch.zeros(2, 2, 8, 8, 1, 1)),
+         "initial_state has 6 dimensions"),
+        (lambda: flashgla.gated_linear_attention(q, k.to_sparse(), v), "k: "),
+        (lambda: flashgla.step(*token, state.to_sparse()), "state: "),
+        (lambda: flashgla.step(*token, state, normalize=None), "normalize is of type NoneType"),
+        (lambda: flashgla.step(*token, state, feature_map=None), "feature_map is of type NoneType"),
+        (lambda: flashgla.gated_linear_attention(q, k, v, normalize=None), "normalize is of type NoneType"),
+    ]:
+        try:
+            call()
+            raise AssertionError(f"not refused: {text}")
+        except (TypeError, ValueError, RuntimeError) as problem:
+            assert text in str(problem), (text, problem)
 
 
 def main() -> int:
