@@ -184,6 +184,19 @@ for _key in ("CPU", "CUDA"):
     _library.impl("step", _step, _key)
 
 
+def _step_on_negated(*arguments: Any) -> Tensor:
+    """Of tensors that PyTorch negates when they are read: its own rule is for operators that return what they write."""
+    plain = [x.resolve_neg() if isinstance(x, Tensor) else x for x in arguments]
+    o = torch.ops.flashgla.step(*plain)
+    for x, written in zip(arguments[5:7], plain[5:7]):
+        if x is not written:
+            x.copy_(written)
+    return o
+
+
+_library.impl("step", _step_on_negated, "Negative")
+
+
 # ---- fake tensors: shapes and dtypes only ----
 
 def _without_memory(x: Tensor | None, shape: list[int] | None = None) -> Any:

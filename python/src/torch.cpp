@@ -182,6 +182,7 @@ Torch::Torch(nb::object torch, nb::handle api)
       empty_cuda_(nb::none()),
       tensor_(torch.attr("Tensor")),
       parameter_(torch.attr("nn").attr("Parameter")),
+      is_neg_(tensor_.attr("is_neg")),
       dispatch_modes_(c_.attr("_len_torch_dispatch_stack")),
       function_modes_(c_.attr("_len_torch_function_stack")),
       tracing_state_(c_.attr("_get_tracing_state")),
@@ -243,6 +244,7 @@ int Torch::way(nb::tuple tensors) const {
     const nb::handle tensor = tensors[i], type = tensor.type();
     if (tensor.is_none() && i > 2) continue;
     if (!type.is(tensor_) && !type.is(parameter_)) return kByDispatcher;
+    if (is_neg_(tensor).is(Py_True)) return kByDispatcher;  // which negates what lies there
     differentiable = differentiable || nb::cast<bool>(tensor.attr("requires_grad"));
   }
   const nb::handle first = tensors[0];

@@ -23,7 +23,8 @@ class Torch {
   bool has_quick_empty() const { return !empty_cpu_.is_none(); }
 
   // How a call of these tensors goes, the first three of which are there. Past PyTorch's dispatcher where all are of
-  // PyTorch's own classes, the first is on a CPU or GPU, and nothing traces, transforms or watches.
+  // PyTorch's own classes and lie in memory as they are read (is_neg), the first is on a CPU or GPU, and nothing
+  // traces, transforms or watches.
   enum Way { kByDispatcher, kPast, kPastWithGradients };
   int way(nb::tuple tensors) const;
 
@@ -53,7 +54,7 @@ class Torch {
   const ExchangeApi* api_ = nullptr;
   nb::object c_, to_dlpack_, empty_, get_num_threads_;
   nb::object empty_cpu_, empty_cuda_;  // none: not there
-  nb::object tensor_, parameter_;
+  nb::object tensor_, parameter_, is_neg_;
   nb::object dispatch_modes_, function_modes_, tracing_state_, transforms_, is_grad_enabled_;
   std::array<nb::object, 8> dtypes_;  // of DType
 };

@@ -174,6 +174,30 @@ def check_refusals():
             assert text in str(problem), (text, problem)
 
 
+def check_negated_views():
+    """Tensors that PyTorch negates when they are read: z.conj().imag is one."""
+    z = torch.randn(2, 100, 2, 8, dtype=torch.complex64)
+    state = torch.randn(2, 2, 8, 8)
+    leaves = [z.conj().imag, *(torch._neg_view(torch.randn(2, 100, 2, 8)) for _ in range(2)),
+              torch._neg_view(torch.rand(2, 100, 2, 8)), torch._neg_view(state)]
+    assert all(x.is_neg() for x in leaves)
+    plain = [x.resolve_neg().clone() for x in leaves]
+    weights = torch.randn(2, 100, 2, 8)
+    results = []
+    for tensors, weight in ((leaves, torch._neg_view(-weights)), (plain, weights)):
+        for gradients in (False, True):
+            given = [x.detach().requires_grad_(gradients) for x in tensors]
+            assert given[0].is_neg() == (tensors is leaves)
+            o, ht = flashgla.gated_linear_attention(*given[:4], initial_state=given[4], output_final_state=True)
+            results.append([o, ht, *(torch.autograd.grad(o, given, weight) if gradients else ())])
+        h = given[4].detach().clone()
+        h = torch._neg_view(-h) if tensors is leaves else h
+        o = flashgla.step(*(x.detach()[:, 0] for x in given[:3]), h, given[3].detach()[:, 0])
+        results.append([o, h.resolve_neg()])
+    for mine, expected in zip(results[:3], results[3:]):
+        assert all(torch.equal(a, b) for a, b in zip(mine, expected))
+
+
 def main() -> int:
     failed = 0
     for name, check in list(globals().items()):
