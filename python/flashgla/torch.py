@@ -2,7 +2,7 @@
 
 `gated_linear_attention` and `step` are the functions to call; they work eagerly, under torch.compile without a graph
 break, in CUDA graphs, on the tensors' device and its current stream, and never wait for the device. Importing this
-module registers the operators. The second derivative is not implemented and says so.
+module registers the operators. The second derivative and the one in forward mode are not implemented and say so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _flashgla, _pair
 from ._flashgla import Array
@@ -100,7 +101,17 @@ _BY_DISPATCHER, _PAST_DISPATCHER, _PAST_DISPATCHER_WITH_GRADIENTS = range(3)
 
 
 def _way(tensors: tuple[Any, ...]) -> int:
-    return _BY_DISPATCHER if torch.compiler.is_compiling() else _calls.way(tensors)
+    if torch.compiler.is_compiling():
+        return _BY_DISPATCHER
+    if forward_ad._current_level >= 0:
+        _refuse_tangents(tensors)
+    return _calls.way(tensors)
+
+
+def _refuse_tangents(tensors: tuple[Any, ...]) -> None:
+    """PyTorch leaves them out of an operator that knows none, without a word."""
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("flashgla: the derivative in forward mode is not implemented")
 
 
 def _require_tensors(names: tuple[str, ...], tensors: tuple[Any, ...]) -> None:

@@ -90,6 +90,11 @@ Array::Array(nb::object object, bool writable, std::optional<std::string> dtype)
   const bool taken = writable ? nb::try_cast(object, mutable_source) : nb::try_cast(object, source);
   if (!taken) {
     if (writable && nb::try_cast(object, source)) throw Error("an array that is to be written is read-only");
+    try {
+      if (nb::hasattr(object, "__dlpack__")) object.attr("__dlpack__")();
+    } catch (const nb::python_error& error) {
+      throw Error(std::string("an array is not handed over: ") + nb::str(error.value()).c_str());
+    }
     const std::string type = nb::cast<std::string>(object.type().attr("__name__"));
     throw nb::type_error(("expected an array with __dlpack__ (NumPy, PyTorch, CuPy, JAX), got " + type).c_str());
   }

@@ -41,9 +41,9 @@ NB_MODULE(_flashgla, m) {
       .def(
           "__init__",
           [](Operands* self, nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h0,
-             nb::handle z0, nb::handle cu_seqlens, nb::handle scale, const std::string& algorithm,
-             const std::string& feature_map, bool normalize, const std::string& float32_math, nb::handle max_seqlen,
-             nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
+             nb::handle z0, nb::handle cu_seqlens, nb::handle scale, nb::handle algorithm, nb::handle feature_map,
+             nb::handle normalize, nb::handle float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
+             nb::handle gate_clamp_min) {
             Views views;
             const gla::Inputs inputs{views(q),  views(k),  views(v),  views(g),
                                      views(gv), views(h0), views(z0), views(cu_seqlens)};
@@ -52,8 +52,8 @@ NB_MODULE(_flashgla, m) {
                                                              max_seqlen, gate_logit_normalizer, gate_clamp_min));
           },
           "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h0"_a.none(), "z0"_a.none(), "cu_seqlens"_a.none(),
-          "scale"_a.none(), "algorithm"_a, "feature_map"_a, "normalize"_a, "float32_math"_a, "max_seqlen"_a.none(),
-          "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none())
+          "scale"_a.none(), "algorithm"_a.none(), "feature_map"_a.none(), "normalize"_a.none(), "float32_math"_a.none(),
+          "max_seqlen"_a.none(), "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none())
       .def("states_bytes", &Operands::states_bytes, "cuda_capability"_a)
       .def("output_shapes", &Operands::output_shapes)
       .def_prop_ro("dtype", &Operands::dtype)
@@ -84,18 +84,17 @@ NB_MODULE(_flashgla, m) {
   m.def(
       "step",
       [](nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle gv, nb::handle h, nb::handle z,
-         nb::handle o, nb::handle scale, const std::string& feature_map, bool normalize,
-         nb::handle gate_logit_normalizer, nb::handle gate_clamp_min, std::uintptr_t stream, int threads,
-         nb::object allocate) {
+         nb::handle o, nb::handle scale, nb::handle feature_map, nb::handle normalize, nb::handle gate_logit_normalizer,
+         nb::handle gate_clamp_min, std::uintptr_t stream, int threads, nb::object allocate) {
         Views views;
-        flashgla::python::step({views(q), views(k), views(v), views(g), views(gv)}, views(h), views(z), views(o),
-                               flashgla::python::options_of(scale, "automatic", feature_map, normalize, "ieee",
-                                                            nb::none(), gate_logit_normalizer, gate_clamp_min),
-                               flashgla::python::place_of(stream, threads, std::move(allocate)));
+        flashgla::python::step(
+            {views(q), views(k), views(v), views(g), views(gv)}, views(h), views(z), views(o),
+            flashgla::python::options_of(scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min),
+            flashgla::python::place_of(stream, threads, std::move(allocate)));
       },
-      "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "o"_a, "scale"_a.none(), "feature_map"_a,
-      "normalize"_a, "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(), "stream"_a, "threads"_a,
-      "allocate"_a.none());
+      "q"_a, "k"_a, "v"_a, "g"_a.none(), "gv"_a.none(), "h"_a, "z"_a.none(), "o"_a, "scale"_a.none(),
+      "feature_map"_a.none(), "normalize"_a.none(), "gate_logit_normalizer"_a.none(), "gate_clamp_min"_a.none(),
+      "stream"_a, "threads"_a, "allocate"_a.none());
 
   nb::class_<Torch>(m, "Torch", "Calls from PyTorch: tensors in, tensors out.")
       .def(nb::init<nb::object, nb::handle>(), "torch"_a, "exchange_api"_a.none())

@@ -85,15 +85,18 @@ gla::Float32Math float32_math_from_name(const std::string& name) {
   throw Error("gated_linear_attention", "float32_math", "is '" + name + "'", "ieee or tf32");
 }
 
-// A number, or nothing where it is None.
+template <class T>
+T read(const char* name, nb::handle value, const char* expected) {
+  if (T result; nb::try_cast(value, result)) return result;
+  const std::string type = nb::cast<std::string>(value.type().attr("__name__"));
+  throw nb::type_error((std::string(name) + " is of type " + type + "; expected " + expected).c_str());
+}
+std::string word(const char* name, nb::handle value) { return read<std::string>(name, value, "a string"); }
+bool flag(const char* name, nb::handle value) { return read<bool>(name, value, "True or False"); }
+// Nothing where it is None.
 std::optional<double> number(const char* name, nb::handle value) {
   if (value.is_none()) return std::nullopt;
-  double x = 0.0;
-  if (!nb::try_cast(value, x)) {
-    const std::string type = nb::cast<std::string>(value.type().attr("__name__"));
-    throw nb::type_error((std::string(name) + " is of type " + type + "; expected a number or None").c_str());
-  }
-  return x;
+  return read<double>(name, value, "a number or None");
 }
 
 }  // namespace
@@ -142,9 +145,8 @@ std::size_t states_bytes(Device device, const gla::Problem& problem) {
   return gla::states_bytes(lease.context(), problem);
 }
 
-gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
-                        nb::handle gate_clamp_min) {
+gla::Options options_of(nb::handle scale, nb::handle feature_map, nb::handle normalize,
+                        nb::handle gate_logit_normalizer, nb::handle gate_clamp_min) {
   gla::Options options;
   if (const auto given = number("scale", scale)) {
     options.scale = *given;
@@ -154,20 +156,8 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
                   "another number, or None for K^-1/2");
     }
   }
-  options.algorithm = gla::algorithm_from_name(algorithm);
-  options.feature_map = gla::feature_map_from_name(feature_map);
-  options.normalize = normalize;
-  options.float32_math = float32_math_from_name(float32_math);
-  if (!max_seqlen.is_none()) {
-    if (!nb::try_cast(max_seqlen, options.max_seqlen)) {
-      const std::string type = nb::cast<std::string>(max_seqlen.type().attr("__name__"));
-      throw nb::type_error(("max_seqlen is of type " + type + "; expected an integer or None").c_str());
-    }
-    if (options.max_seqlen < 1) {
-      throw Error("gated_linear_attention", "max_seqlen", "is " + std::to_string(options.max_seqlen),
-                  "a positive number of tokens, or None");
-    }
-  }
+  options.feature_map = gla::feature_map_from_name(word("feature_map", feature_map));
+  options.normalize = flag("normalize", normalize);
   if (const auto normalizer = number("gate_logit_normalizer", gate_logit_normalizer)) {
     if (!(*normalizer > 0.0)) {  // the operator's 0 stands for log gates, which is None here
       throw Error("gated_linear_attention", "gate_logit_normalizer", "is " + std::to_string(*normalizer),
@@ -176,6 +166,22 @@ gla::Options options_of(nb::handle scale, const std::string& algorithm, const st
     options.gate_logit_normalizer = *normalizer;
   }
   if (const auto clamp = number("gate_clamp_min", gate_clamp_min)) options.gate_clamp_min = *clamp;
+  return options;
+}
+
+gla::Options options_of(nb::handle scale, nb::handle algorithm, nb::handle feature_map, nb::handle normalize,
+                        nb::handle float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
+                        nb::handle gate_clamp_min) {
+  gla::Options options = options_of(scale, feature_map, normalize, gate_logit_normalizer, gate_clamp_min);
+  options.algorithm = gla::algorithm_from_name(word("algorithm", algorithm));
+  options.float32_math = float32_math_from_name(word("float32_math", float32_math));
+  if (!max_seqlen.is_none()) {
+    options.max_seqlen = read<std::int64_t>("max_seqlen", max_seqlen, "an integer or None");
+    if (options.max_seqlen < 1) {
+      throw Error("gated_linear_attention", "max_seqlen", "is " + std::to_string(options.max_seqlen),
+                  "a positive number of tokens, or None");
+    }
+  }
   return options;
 }
 

@@ -29,9 +29,13 @@ std::size_t states_bytes(Device device, const gla::Problem& problem);
 
 nb::tuple to_tuple(std::span<const std::int64_t> numbers);
 
-gla::Options options_of(nb::handle scale, const std::string& algorithm, const std::string& feature_map, bool normalize,
-                        const std::string& float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
+// TypeError names what is of another type than it must be.
+gla::Options options_of(nb::handle scale, nb::handle algorithm, nb::handle feature_map, nb::handle normalize,
+                        nb::handle float32_math, nb::handle max_seqlen, nb::handle gate_logit_normalizer,
                         nb::handle gate_clamp_min);
+// Of a step.
+gla::Options options_of(nb::handle scale, nb::handle feature_map, nb::handle normalize,
+                        nb::handle gate_logit_normalizer, nb::handle gate_clamp_min);
 
 class Operands {
  public:

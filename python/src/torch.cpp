@@ -8,8 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace flashgla::python {
@@ -45,30 +43,19 @@ const ExchangeApi* exchange_api_of(nb::handle capsule) {
   return api != nullptr && api->read != nullptr ? api : nullptr;
 }
 
-template <class T>
-T option(const char* name, nb::handle value) {
-  if (T result; nb::try_cast(value, result)) return result;
-  const char* expected = std::is_same_v<T, bool> ? "True or False" : "a string";
-  const std::string type = nb::type_name(value.type()).c_str();
-  throw nb::type_error((std::string(name) + " is of type " + type + "; expected " + expected).c_str());
-}
-
 // What PyTorch says of a tensor that it does not hand over, with the argument's name.
 [[noreturn]] void throw_naming(const char* name, const nb::python_error& error) {
   PyErr_Format(error.type().ptr(), "%s: %S", name, error.value().ptr());
   throw nb::python_error();
 }
 
-gla::Options options_of(nb::tuple options) {
-  if (options.size() != 8) throw nb::type_error("expected 8 options");
-  return python::options_of(options[0], option<std::string>("algorithm", options[1]),
-                            option<std::string>("feature_map", options[2]), option<bool>("normalize", options[3]),
-                            option<std::string>("float32_math", options[4]), options[5], options[6], options[7]);
+gla::Options options_of(nb::tuple o) {
+  if (o.size() != 8) throw nb::type_error("expected 8 options");
+  return python::options_of(o[0], o[1], o[2], o[3], o[4], o[5], o[6], o[7]);
 }
-gla::Options step_options_of(nb::tuple options) {
-  if (options.size() != 5) throw nb::type_error("expected 5 options");
-  return python::options_of(options[0], "automatic", option<std::string>("feature_map", options[1]),
-                            option<bool>("normalize", options[2]), "ieee", nb::none(), options[3], options[4]);
+gla::Options step_options_of(nb::tuple o) {
+  if (o.size() != 5) throw nb::type_error("expected 5 options");
+  return python::options_of(o[0], o[1], o[2], o[3], o[4]);
 }
 
 }  // namespace

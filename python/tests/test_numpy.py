@@ -330,6 +330,14 @@ def test_arguments_are_refused_by_name():
         flashgla.gated_linear_attention_backward(np.ones_like(q), q, k, v[..., :24].copy(), gv=gv[..., :24].copy())
     with pytest.raises(ValueError, match="q: .*type code 5"):
         call(q.astype(np.complex64), k, v)
+    with pytest.raises(ValueError, match="k: an array is not handed over: .*native byte order"):
+        call(q, k.astype(">f4"), v)
+    with pytest.raises(TypeError, match="^normalize is of type NoneType; expected True or False"):
+        call(q, k, v, normalize=None)
+    with pytest.raises(TypeError, match="^algorithm is of type NoneType; expected a string"):
+        call(q, k, v, algorithm=None)
+    with pytest.raises(TypeError, match="^feature_map is of type int; expected a string"):
+        flashgla.step(q[:, 0], k[:, 0], v[:, 0], np.zeros((2, 2, 24, 40), np.float32), feature_map=1)
     with pytest.raises(TypeError, match="q is of type list"):
         call(q.tolist(), k, v)
     with pytest.raises(TypeError, match="^k: .*got list"):

@@ -12,6 +12,7 @@ import traceback
 import flashgla.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashgla
@@ -196,6 +197,29 @@ def check_negated_views():
         results.append([o, h.resolve_neg()])
     for mine, expected in zip(results[:3], results[3:]):
         assert all(torch.equal(a, b) for a, b in zip(mine, expected))
+
+
+def check_forward_mode():
+    """A derivative in forward mode is refused, by dual numbers and by jvp; without tangents nothing is."""
+    q, k, v = (torch.randn(2, 70, 2, 8) for _ in range(3))
+    state = torch.zeros(2, 2, 8, 8)
+
+    def dual(call):
+        with forward_ad.dual_level():
+            return call(forward_ad.make_dual(q, torch.ones_like(q)))
+
+    for call in (lambda: dual(lambda x: flashgla.gated_linear_attention(x, k, v)),
+                 lambda: dual(lambda x: flashgla.gated_linear_attention(x, k.requires_grad_(), v)),
+                 lambda: dual(lambda x: flashgla.step(x[:, 0], k[:, 0].detach(), v[:, 0], state)),
+                 lambda: torch.func.jvp(lambda x: flashgla.gated_linear_attention(x, k, v)[0], (q,), (q,))):
+        try:
+            call()
+            raise AssertionError("not refused")
+        except NotImplementedError as problem:
+            assert "forward mode" in str(problem)
+    expected = flashgla.gated_linear_attention(q, k, v)[0]
+    with forward_ad.dual_level():
+        assert torch.equal(flashgla.gated_linear_attention(q, k, v)[0], expected)
 
 
 def main() -> int:
