@@ -36,6 +36,8 @@ namespace fs = std::filesystem;
 
 // Of validation, where plain text is given.
 constexpr double kValidationShare = 0.1;
+// In the folder of its tokens: which text they are of.
+constexpr const char* kSourceFile = "source.json";
 
 struct TrainArguments {
   std::string config;
@@ -56,7 +58,7 @@ bool is_plain_text(const std::string& path) {
 // another text, or such as were not finished, are made anew, but not under a run that was begun with them.
 std::string prepared(const std::string& path, const std::string& out, bool quiet) {
   const std::string folder = out + "/data";
-  const std::string source_file = folder + "/source.json";
+  const std::string source_file = folder + "/" + kSourceFile;
   model::Checksum checksum;
   {
     const MappedFile text(path);
@@ -78,10 +80,10 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
   }
   make_folder(folder);
   train::RunFolder run(out);
-  run.create();                                               // nobody else prepares or trains here meanwhile
-  for (const auto& entry : fs::directory_iterator(folder)) {  // of a process that was killed
-    if (entry.path().extension().string().starts_with(".partial")) fs::remove(entry.path());
-  }
+  run.create();  // nobody else prepares or trains here meanwhile
+  std::vector<std::string> made = data::prepared_files();
+  made.emplace_back(kSourceFile);
+  remove_partial_files(folder, made);
   write_file(source_file, nlohmann::json{{"file", path}, {"xxh3", checksum.text()}}.dump() + "\n");
   fs::remove(folder + "/" + data::kDatasetFile);
   Progress progress("preparing " + path, 0, quiet);

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +16,8 @@
 
 namespace flashgla {
 namespace {
+
+constexpr std::string_view kPartial = ".partial-";
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   const int reason = errno;
@@ -85,7 +88,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
       fail("cannot write", path_);
     }
     if (std::filesystem::is_symlink(path_, failure)) path_ = std::filesystem::weakly_canonical(path_).string();
-    temporary_ = path_ + ".partial-" + std::to_string(::getpid());
+    temporary_ = path_ + std::string(kPartial) + std::to_string(::getpid());
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   }
   if (descriptor_ < 0) fail("cannot write", path_);
@@ -133,6 +136,19 @@ void AtomicFile::finish() {
   if (published_) return;
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot write", path_);
   published_ = true;
+}
+
+void remove_partial_files(const std::string& folder, const std::vector<std::string>& names) {
+  std::vector<std::filesystem::path> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    const std::size_t digits = name.find_last_not_of("0123456789") + 1;
+    if (digits == name.size() || !std::string_view(name).substr(0, digits).ends_with(kPartial)) continue;
+    const std::string whole = name.substr(0, digits - kPartial.size());
+    if (std::find(names.begin(), names.end(), whole) == names.end()) continue;
+    if (entry.symlink_status().type() == std::filesystem::file_type::regular) left.push_back(entry.path());
+  }
+  for (const std::filesystem::path& file : left) std::filesystem::remove(file);
 }
 
 FileLock::FileLock(const std::string& path) : descriptor_(open_lock(path)) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace flashgla {
 
@@ -52,6 +53,10 @@ class AtomicFile {
   int descriptor_ = -1;
   bool published_ = false;
 };
+
+// Removes what an AtomicFile of a process that was killed left beside these files of a folder: regular files
+// `name.partial-<digits>`, and no others.
+void remove_partial_files(const std::string& folder, const std::vector<std::string>& names);
 
 // While it lives, no other process or thread holds a lock of that path, a file that is made where it is absent and
 // stays: for what is read, changed and written again.

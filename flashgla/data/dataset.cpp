@@ -118,6 +118,16 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options) {
   return dataset;
 }
 
+std::vector<std::string> prepared_files() {
+  std::vector<std::string> names = {kDatasetFile};
+  for (const char* stem : {kTrainStem, kValidationStem}) {
+    for (const char* ending : {".bin", ".idx"}) names.push_back(std::string(stem) + ending);
+  }
+  const auto tokenizer = text::tokenizer_files();
+  names.insert(names.end(), tokenizer.begin(), tokenizer.end());
+  return names;
+}
+
 void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& tokenizer, const std::string& path) {
   if (dataset.tokenizer) {
     if (dataset.tokenizer->fingerprint() == tokenizer.fingerprint()) return;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "flashgla/data/token_file.h"
 #include "flashgla/text/tokenizer.h"
@@ -41,6 +42,9 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options = {});
 // Throws Error that names both when `tokenizer` is not the one the data was made with. Data without one: compares the
 // vocabulary's size.
 void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& tokenizer, const std::string& path);
+
+// Names of the files that prepare writes into a folder.
+std::vector<std::string> prepared_files();
 
 constexpr const char* kTrainStem = "train";
 constexpr const char* kValidationStem = "validation";

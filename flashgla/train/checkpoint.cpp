@@ -66,6 +66,7 @@ void Trainer::start_saving() {
   if (evaluation_due_) progress["evaluation_due"] = true;
   progress["loader"] = loader_->save_state();
   progress["config"] = Json::parse(to_json(config_));
+  saving_step_ = steps_;
   saving_best_.reset();
   if (best) saving_best_ = {steps_, last_evaluation_->loss};
   interrupted_ = interrupted_ || !snapshot_;
@@ -100,7 +101,7 @@ std::string Trainer::finish_saving() {
     std::tie(best_step_, best_loss_) = *saving_best_;
     folder_.mark_best(best_step_);
   }
-  folder_.prune(config_.keep_checkpoints);
+  folder_.prune(config_.keep_checkpoints, saving_step_);
   if (events_.checkpoint) events_.checkpoint(path);
   return path;
 }

@@ -21,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kPrefix = "step-";
 constexpr const char* kTemporary = ".partial";
+constexpr const char* kDamaged = ".damaged";
 
 std::string checksum(const void* data, std::size_t bytes) {
   model::Checksum hash;
@@ -67,12 +68,15 @@ void RunFolder::create() {
   if (!lock_) {
     throw Error(path_ + ": another process trains in this folder; wait for its end, or choose another one with --out");
   }
-  // Folders of checkpoints, and single files, whose names end in the writer's process (base/file.h).
-  for (const fs::path& folder : {fs::path(path_), checkpoints}) {
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      if (entry.path().extension().string().starts_with(kTemporary)) fs::remove_all(entry.path());
+  remove_partial_files(path_, {kConfigFile, kMetricsFile, kProductsFile, kAttentionFile});
+  remove_partial_files(checkpoints.string(), {"latest", "best"});
+  std::vector<fs::path> unfinished;
+  for (const auto& entry : fs::directory_iterator(checkpoints)) {
+    if (entry.path().extension() == kTemporary && step_of(entry.path().stem().string())) {
+      unfinished.push_back(entry.path());
     }
   }
+  for (const fs::path& folder : unfinished) fs::remove_all(folder);
 }
 
 std::vector<CheckpointInfo> RunFolder::checkpoints() const {
@@ -112,7 +116,7 @@ std::string RunFolder::save(std::int64_t step, const std::function<void(const st
     root["xxh3"] = checksum(text.data(), text.size());
     write_file((temporary / "trainer.json").string(), root.dump(1) + "\n");
     sync_folder(temporary);
-    fs::remove_all(target);  // a corrupt checkpoint of the same step, passed over before
+    fs::remove_all(target);
     fs::rename(temporary, target);
     sync_folder(folder);
     mark_latest(step);
@@ -132,10 +136,24 @@ void RunFolder::mark_best(std::int64_t step) const {
   write_file(path_ + "/checkpoints/best", checkpoint_name(step) + "\n");
 }
 
-void RunFolder::prune(std::int64_t keep) const {
+std::vector<std::string> RunFolder::set_aside_after(std::int64_t step) const {
+  const fs::path folder = fs::path(path_) / "checkpoints";
+  std::vector<std::string> aside;
+  for (const CheckpointInfo& checkpoint : checkpoints()) {
+    if (checkpoint.step <= step) break;
+    aside.push_back(checkpoint.path + kDamaged);
+    fs::remove_all(aside.back());
+    fs::rename(checkpoint.path, aside.back());
+    if (fs::path(checkpoint.path).filename() == pointer(folder, "best")) fs::remove(folder / "best");
+  }
+  return aside;
+}
+
+void RunFolder::prune(std::int64_t keep, std::int64_t newest) const {
   const std::string best = pointer(fs::path(path_) / "checkpoints", "best");
   std::int64_t seen = 0;
   for (const CheckpointInfo& checkpoint : checkpoints()) {
+    if (checkpoint.step > newest) continue;
     if (++seen > keep && fs::path(checkpoint.path).filename() != best) fs::remove_all(checkpoint.path);
   }
 }

@@ -9,6 +9,7 @@
 //                              optimizer.safetensors; trainer.json: progress, and the size and checksum of every file
 //     checkpoints/latest       text: the name of the newest checkpoint
 //     checkpoints/best         text: the name of the one with the lowest validation loss
+//     checkpoints/step-00000500.damaged/   one that a resumed run passed over; never read, nor removed
 //
 // A checkpoint is written to a temporary folder and renamed when all of it is on the disk.
 #pragma once
@@ -29,16 +30,21 @@ struct CheckpointInfo {
   std::string path;
 };
 
+constexpr const char* kConfigFile = "train.json";
+constexpr const char* kMetricsFile = "metrics.jsonl";
+constexpr const char* kProductsFile = "products.txt";
+constexpr const char* kAttentionFile = "attention.txt";
+
 class RunFolder {
  public:
   explicit RunFolder(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  std::string config_file() const { return path_ + "/train.json"; }
-  std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
+  std::string config_file() const { return path_ + "/" + kConfigFile; }
+  std::string metrics_file() const { return path_ + "/" + kMetricsFile; }
 
   // Makes the folder, and keeps other processes from doing so while this lives; removes what an interrupted save left
-  // behind. Throws Error where another process trains here.
+  // behind, and nothing that it did not make. Throws Error where another process trains here.
   void create();
 
   // By step, the newest first.
@@ -53,8 +59,11 @@ class RunFolder {
   // What `latest` and `best` name.
   void mark_latest(std::int64_t step) const;
   void mark_best(std::int64_t step) const;
-  // Removes checkpoints but the `keep` newest and the best.
-  void prune(std::int64_t keep) const;
+  // Of a run that goes on from the checkpoint of `step`: takes those of later steps, passed over as damaged, out of the
+  // run as step-00000500.damaged, and the name of a best one that is among them. Returns the folders' new paths.
+  std::vector<std::string> set_aside_after(std::int64_t step) const;
+  // Removes checkpoints up to the step `newest` but for the `keep` last of them and the best.
+  void prune(std::int64_t keep, std::int64_t newest) const;
 
  private:
   std::string path_;

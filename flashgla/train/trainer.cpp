@@ -138,7 +138,11 @@ Trainer::~Trainer() {
 void Trainer::begin() {
   if (metrics_) return;
   folder_.create();
-  if (restored_step_) {  // a program ended between a checkpoint's last file and these names has left older ones
+  if (restored_step_) {
+    for (const std::string& aside : folder_.set_aside_after(*restored_step_)) {
+      if (events_.notice) events_.notice("kept the damaged checkpoint as " + aside);
+    }
+    // A program that ended between a checkpoint's last file and these names has left older ones.
     folder_.mark_latest(*restored_step_);
     if (best_step_ >= 0) folder_.mark_best(best_step_);
   }

@@ -102,9 +102,6 @@ class Trainer {
     std::int64_t first_non_finite;  // element of the gradients; -1: none
   };
   static constexpr std::size_t kInFlight = 2;
-  // In the run folder and in each checkpoint: what computed there, for another process to compute the same bits.
-  static constexpr const char* kProductsFile = "products.txt";
-  static constexpr const char* kAttentionFile = "attention.txt";
 
   void open_data();
   void build_model(const std::string& weights);
@@ -182,6 +179,7 @@ class Trainer {
   std::unique_ptr<Snapshot> snapshot_;  // null: training waits while a checkpoint is written
   std::unique_ptr<Transfer> transfer_;
   std::future<std::string> saving_;
+  std::int64_t saving_step_ = 0;
   std::optional<std::pair<std::int64_t, double>> saving_best_;  // step and loss, when it is the best one so far
 
   // Progress: what trainer.json keeps.

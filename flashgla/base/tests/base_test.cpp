@@ -25,6 +25,7 @@
 #include "testing/compare.h"
 #include "testing/devices.h"
 #include "testing/random.h"
+#include "testing/temporary_folder.h"
 
 namespace flashgla {
 namespace {
@@ -300,6 +301,19 @@ TEST(Context, RefusesThreadsThatNoMachineHas) {
 }
 
 // What stands at the name that is not a plain file must still be there when the file has been written.
+TEST(AtomicFile, WhatAKilledProcessLeftIsRemovedAndNothingElse) {
+  const testing::TemporaryFolder folder;
+  for (const char* name : {"kept.json", "kept.json.partial-1", "other.partial-1", "kept.json.partial-2.txt",
+                           "kept.json.partial-", "kept.json.partial", "notes.partial", "17"}) {
+    write_file(folder / name, name);
+  }
+  std::filesystem::create_directory(folder / "kept.json.partial-3");
+  remove_partial_files(folder.path(), {"kept.json"});
+  EXPECT_EQ(
+      std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()), 8);
+  EXPECT_FALSE(std::filesystem::exists(folder / "kept.json.partial-1"));
+}
+
 TEST(AtomicFile, TakesNoPlaceOfALinkOrAPipe) {
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "flashgla_atomic_links";
   std::filesystem::remove_all(folder);

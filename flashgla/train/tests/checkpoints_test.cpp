@@ -111,6 +111,36 @@ TEST_F(CheckpointsTest, DamagedCheckpointsArePassedOverAloud) {
   EXPECT_THAT([&] { Trainer(run, {}, true); }, ThrowsMessage<Error>(HasSubstr("none of its checkpoints is whole")));
 }
 
+// Of later steps than what is saved next: it neither counts among the newest nor is found again.
+TEST_F(CheckpointsTest, DamagedCheckpointsAreKeptInPlaceOfNoOther) {
+  TrainConfig run = config("aside");
+  run.checkpoint_every = 4;
+  run.keep_checkpoints = 10;
+  train(run);
+  const std::string damaged = RunFolder(run.out).checkpoints().front().path;
+  fs::resize_file(damaged + "/optimizer.safetensors", 100);
+  run.keep_checkpoints = 1;
+  {
+    Trainer trainer(run, {}, true);
+    ASSERT_EQ(trainer.steps_done(), 8);
+    trainer.step();
+    const std::string saved = trainer.save();
+    EXPECT_NO_THROW(verify_checkpoint(saved));
+    EXPECT_EQ(find_model_folder(run.out), saved);
+    EXPECT_TRUE(fs::exists(find_model_folder(run.out, "best")));
+  }
+  EXPECT_EQ(RunFolder(run.out).checkpoints().front().step, 9);
+  EXPECT_TRUE(fs::exists(damaged + ".damaged/model.safetensors"));
+  std::vector<std::string> notices;
+  Events events;
+  events.notice = [&](const std::string& line) { notices.push_back(line); };
+  EXPECT_EQ(Trainer(run, events, true).steps_done(), 9);
+  EXPECT_THAT(notices, ::testing::IsEmpty());
+  RunFolder(run.out).save(12, [](const std::string&) {}, "{}");
+  RunFolder(run.out).prune(1, 9);
+  EXPECT_THAT(RunFolder(run.out).checkpoints(), ::testing::SizeIs(::testing::Ge(2u)));
+}
+
 // As a program that is ended between a checkpoint and the files that name it leaves them.
 TEST_F(CheckpointsTest, NamesTheNewestAndTheBestAgainWhenItGoesOn) {
   TrainConfig run = config("named");
@@ -228,6 +258,26 @@ TEST_F(CheckpointsTest, FullDiskLeavesThePreviousCheckpoint) {
   std::sort(left.begin(), left.end());
   EXPECT_THAT(left, ::testing::ElementsAre("latest", "step-00000001"));
   EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
+}
+
+TEST_F(CheckpointsTest, RemovesNothingThatItDidNotMake) {
+  const TrainConfig run = config("own_files");
+  const std::string checkpoints = run.out + "/checkpoints";
+  fs::create_directories(run.out + "/notes.partial");
+  fs::create_directories(checkpoints + "/step-best.partial");
+  fs::create_directories(checkpoints + "/step-00000003.partial");
+  for (const std::string file : {"/thesis.partial", "/book.partial-1", "/notes.partial/a", "/train.json.partial-x"}) {
+    std::ofstream(run.out + file) << "mine";
+  }
+  for (const std::string file : {"/train.json.partial-7", "/checkpoints/latest.partial-7"}) {
+    std::ofstream(run.out + file) << "unfinished";
+  }
+  RunFolder(run.out).create();
+  std::vector<std::string> left;
+  for (const auto& entry : fs::recursive_directory_iterator(run.out)) left.push_back(entry.path().filename());
+  EXPECT_THAT(left, ::testing::UnorderedElementsAre("thesis.partial", "book.partial-1", "notes.partial", "a",
+                                                    "train.json.partial-x", "checkpoints", "step-best.partial",
+                                                    "train.lock"));
 }
 
 TEST_F(CheckpointsTest, OneTrainerAtATimeWritesARun) {
