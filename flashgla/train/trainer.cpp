@@ -336,7 +336,9 @@ MetricsRow Trainer::step() {
   return next_row();
 }
 
-Evaluation Trainer::evaluate(std::int64_t tokens) {
+Evaluation Trainer::evaluate(std::int64_t tokens) { return *evaluate_unless({}, tokens); }
+
+std::optional<Evaluation> Trainer::evaluate_unless(const std::function<bool()>& stop, std::int64_t tokens) {
   if (!evaluation_feed_) throw Error("training: the data has no validation part; prepare it with --validation 0.05");
   interrupted_ = true;
   evaluation_loader_->rewind();
@@ -346,6 +348,7 @@ Evaluation Trainer::evaluate(std::int64_t tokens) {
   std::int64_t seen = 0;
   MicroBatch batch;
   while ((tokens == 0 || seen < tokens) && evaluation_feed_->next(batch)) {
+    if (stop && stop()) return std::nullopt;
     if (!evaluation_states_.empty()) begin_rows(context_.queue(), evaluation_states_.front(), batch.continues);
     const StepGraphs::Key key{.piece = StepGraphs::Key::Piece::evaluation, .first = seen == 0, .bucket = batch.bucket};
     graphs_.run(key, [this, key] { do_evaluation(key); });
@@ -361,9 +364,12 @@ Evaluation Trainer::evaluate(std::int64_t tokens) {
   return result;
 }
 
-void Trainer::evaluate_and_record() {
+bool Trainer::evaluate_and_record() {
   const auto start = Clock::now();
-  const Evaluation evaluation = evaluate(config_.evaluation_tokens);
+  const std::optional<Evaluation> made = evaluate_unless(events_.stop_requested, config_.evaluation_tokens);
+  evaluation_due_ = !made;
+  if (!made) return false;
+  const Evaluation& evaluation = *made;
   seconds_ += seconds_since(start);
   MetricsRow row;
   row.kind = "eval";
@@ -382,6 +388,14 @@ void Trainer::evaluate_and_record() {
   progress_.lowest_loss = std::min(progress_.lowest_loss, row.loss);
   progress_.highest_accuracy = std::max(progress_.highest_accuracy, progress_.accuracy);
   if (events_.evaluation) events_.evaluation(row);
+  return true;
+}
+
+void Trainer::mark_if_best() {
+  if (!(last_evaluation_->loss < best_loss_)) return;
+  best_step_ = steps_;
+  best_loss_ = last_evaluation_->loss;
+  folder_.mark_best(best_step_);
 }
 
 std::string Trainer::enough() const {
@@ -414,26 +428,22 @@ Outcome Trainer::run() {
   std::int64_t saved_step = steps_ == 0 ? -1 : steps_;
   const auto due = [&](std::int64_t every) { return every > 0 && steps_ % every == 0; };
   if (std::exchange(evaluation_due_, false) && evaluation_feed_) {
-    evaluate_and_record();
-    if (due(config_.checkpoint_every) && last_evaluation_->loss < best_loss_) {
-      best_step_ = steps_;
-      best_loss_ = last_evaluation_->loss;
-      folder_.mark_best(best_step_);
-    }
+    if (!evaluate_and_record()) return Outcome::interrupted;
+    if (due(config_.checkpoint_every) || steps_ == total_steps() || !enough().empty()) mark_if_best();
   }
   while (steps_ < total_steps() && enough().empty()) {
     queue_step();
     const bool last = steps_ == total_steps();
-    const bool stop = !last && events_.stop_requested && events_.stop_requested();
-    const bool save_now = last || stop || due(config_.checkpoint_every);
+    bool stop = !last && events_.stop_requested && events_.stop_requested();
     const bool evaluation = last || due(config_.checkpoint_every) || due(config_.evaluate_every);
     const bool evaluate_now = evaluation && !stop;
     evaluation_due_ = evaluation && stop;  // who stops does not wait; who goes on begins with it
+    const bool checkpoint = last || due(config_.checkpoint_every);
     // While the device makes this step, the row of the one before it is written.
-    report(save_now || evaluate_now ? 0 : 1);
+    report(checkpoint || stop || evaluate_now ? 0 : 1);
     announce_saved();
-    if (evaluation_feed_ && evaluate_now) evaluate_and_record();
-    if (save_now) {
+    if (evaluation_feed_ && evaluate_now && !evaluate_and_record()) stop = true;
+    if (checkpoint || stop) {
       start_saving();
       saved_step = steps_;
     }

@@ -34,7 +34,7 @@ struct Events {
   std::function<void(const MetricsRow&)> evaluation;
   std::function<void(const std::string& path)> checkpoint;  // saved
   std::function<void(const std::string& line)> notice;  // what the user should know, such as a checkpoint passed over
-  std::function<bool()> stop_requested;                 // asked after every update
+  std::function<bool()> stop_requested;                 // asked after every update and every batch of an evaluation
 };
 
 struct Evaluation {
@@ -58,7 +58,8 @@ class Trainer {
   // where nobody has. Throws Error when another process trains there.
   void begin();
   // To the last step, or until validation says that it is enough (stop_accuracy, patience), or a stop is requested
-  // (after the update being made, which is then saved).
+  // (after the update being made, which is then saved; an evaluation is broken off, and made first when the run goes
+  // on).
   // Throws Error when max_skipped_updates in a row were not made, or a checkpoint cannot be written.
   Outcome run();
 
@@ -137,7 +138,12 @@ class Trainer {
   double seconds_of(const Pending& pending) const;
   // Makes, writes and announces rows until at most `left` updates have none; those that are done already in any case.
   void report(std::size_t left);
-  void evaluate_and_record();
+  // Nothing where a stop was requested meanwhile; `stop` may be absent.
+  std::optional<Evaluation> evaluate_unless(const std::function<bool()>& stop, std::int64_t tokens);
+  // False where a stop was requested meanwhile: nothing is recorded then, and the evaluation is due.
+  bool evaluate_and_record();
+  // Of the checkpoint of the step made last, which was saved before this evaluation of it.
+  void mark_if_best();
   // Why validation says that the run may end; empty: it does not.
   std::string enough() const;
 

@@ -33,12 +33,13 @@ TEST_F(SameBitsTest, ResumedRunIsTheUninterruptedOneToTheLastBit) {
       TrainConfig broken = config("broken", order);
       broken.dtype = dtype;
       broken.dropout = whole.dropout;
-      int seen = 0;
-      Events stop_at_5;
-      stop_at_5.stop_requested = [&] { return ++seen == 5; };
-      EXPECT_EQ(Trainer(broken, stop_at_5, false).run(), Outcome::interrupted);
-      seen = 0;  // and once more, after five further steps
-      EXPECT_EQ(Trainer(broken, stop_at_5, true).run(), Outcome::interrupted);
+      for (const std::int64_t step : {5, 10}) {
+        std::unique_ptr<Trainer> trainer;
+        Events events;
+        events.stop_requested = [&] { return trainer->steps_done() == step; };
+        trainer = std::make_unique<Trainer>(broken, events, step > 5);
+        EXPECT_EQ(trainer->run(), Outcome::interrupted);
+      }
       Trainer last(broken, {}, true);
       EXPECT_EQ(last.steps_done(), 10);
       EXPECT_EQ(last.run(), Outcome::finished);
@@ -80,6 +81,42 @@ TEST_F(SameBitsTest, AnEvaluationThatAStopCameBeforeIsMadeUpFor) {
 }
 
 // It counts for the end of a run, and for what is best, as if there had been no stop.
+// Nothing of an evaluation that is broken off is kept; it is made when the run goes on.
+TEST_F(SameBitsTest, AStopDuringAnEvaluationDoesNotWaitForItsEnd) {
+  for (const std::int64_t at : {4, 8, 12}) {  // the last is the end of the run
+    SCOPED_TRACE(at);
+    TrainConfig whole = config("whole" + std::to_string(at));
+    whole.keep_checkpoints = 10;
+    whole.checkpoint_every = 8;
+    train(whole);
+    TrainConfig stopped = whole;
+    stopped.out = config("stopped" + std::to_string(at)).out;
+    std::int64_t batches = 0;
+    bool evaluating = false;
+    Events events;
+    events.step = [&](const MetricsRow& row) { evaluating = row.step == at; };
+    events.stop_requested = [&] { return evaluating && ++batches >= 2; };  // 4 batches of an evaluation
+    {
+      Trainer trainer(stopped, events, false);
+      EXPECT_EQ(trainer.run(), Outcome::interrupted);
+      EXPECT_EQ(trainer.steps_done(), at);
+      EXPECT_EQ(batches, 2);
+    }
+    EXPECT_EQ(rows(stopped, "eval").size(), static_cast<std::size_t>(at / 4 - 1));
+    EXPECT_EQ(RunFolder(stopped.out).checkpoints().front().step, at);
+    batches = 0;
+    evaluating = true;
+    EXPECT_EQ(Trainer(stopped, events, true).run(), Outcome::interrupted);
+    EXPECT_EQ(rows(stopped, "eval").size(), static_cast<std::size_t>(at / 4 - 1));
+    EXPECT_EQ(Trainer(stopped, {}, true).run(), Outcome::finished);
+    expect_same(rows(whole), rows(stopped));
+    expect_same(rows(whole, "eval"), rows(stopped, "eval"));
+    EXPECT_EQ(fs::path(find_model_folder(stopped.out, "best")).filename(),
+              fs::path(find_model_folder(whole.out, "best")).filename());
+    EXPECT_EQ(weights(whole), weights(stopped));
+  }
+}
+
 TEST_F(SameBitsTest, AStopBeforeAnEvaluationDoesNotPutOffTheEnd) {
   TrainConfig whole = config("whole");
   whole.learning_rate = whole.initial_learning_rate = whole.final_learning_rate = 1e-30;  // weights stay
