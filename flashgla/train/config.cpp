@@ -121,7 +121,7 @@ std::vector<Field> fields(TrainConfig& c) {
       {"log_every", "records", "steps between rows of metrics.jsonl", &c.log_every},
       {"evaluate_every", "records", "steps between evaluations on validation data; 0: only at the end",
        &c.evaluate_every},
-      {"evaluation_tokens", "records", "most tokens of one evaluation; 0: all of the validation data",
+      {"evaluation_tokens", "records", "most tokens of one evaluation, the same whatever micro_batch is; 0: all of the validation data",
        &c.evaluation_tokens},
       {"checkpoint_every", "records", "steps between checkpoints; 0: only at the end", &c.checkpoint_every},
       {"keep_checkpoints", "records", "latest checkpoints kept, beside the best", &c.keep_checkpoints},

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "flashgla/base/memory.h"
 
 namespace flashgla::train {
 
 namespace {
+
+constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
 std::int64_t power_of_two(std::int64_t least, std::int64_t most) {
   return std::min(most, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least))));
@@ -49,7 +52,7 @@ nn::Sequences sequences_of(const Bucket& bucket, const TensorView& bounds) {
 Feed::Slot::Slot(const Queue& queue, std::size_t bytes) : memory(allocate_pinned_memory(bytes)), copied(queue) {}
 
 Feed::Feed(Context& context, data::Loader& loader, std::int64_t rows)
-    : context_(context), loader_(loader), rows_(rows), columns_(loader.config().length) {
+    : context_(context), loader_(loader), rows_(rows), columns_(loader.config().length), left_(kNoLimit) {
   if (loader.config().mode == data::LoaderMode::packed) {
     rows_ = 1;
     columns_ *= loader.config().batch;
@@ -88,9 +91,15 @@ MicroBatch Feed::planned(const Bucket& bucket) const {
 
 void Feed::forget() { given_ = held_ = 0; }
 
+void Feed::restart(std::int64_t tokens) {
+  loader_.rewind();
+  forget();
+  left_ = tokens == 0 ? kNoLimit : labels_ == 0 ? tokens : std::max<std::int64_t>(tokens / columns_, 1) * columns_;
+}
+
 bool Feed::next(MicroBatch& batch, std::int64_t number) {
-  const bool fresh = given_ == held_;
-  if (fresh) {
+  if (left_ == 0) return false;
+  if (given_ == held_) {
     if (!loader_.next(batch_)) return false;
     given_ = 0;
     held_ = batch_.tokens.size(0);
@@ -103,6 +112,9 @@ bool Feed::next(MicroBatch& batch, std::int64_t number) {
   std::memcpy(host, batch_.tokens.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
   std::memcpy(host + count, batch_.targets.as<std::int32_t>() + given_ * (targets / rows_),
               static_cast<std::size_t>(targets) * 4);
+  const std::int64_t scored = std::min(count, left_) / (labels_ > 0 ? columns_ : 1) * std::max<std::int64_t>(labels_, 1);
+  std::fill(host + count + scored, host + count + targets, -1);
+  if (left_ != kNoLimit) left_ -= std::min(count, left_);
   host[count + targets] = static_cast<std::int32_t>(number);
   std::int64_t elements = count + targets + 1;
   if (batch_.places) {
@@ -125,7 +137,8 @@ bool Feed::next(MicroBatch& batch, std::int64_t number) {
   slot.copied.record();
   batch = planned(bucket);
   batch.continues.assign(batch_.continues.begin() + given_, batch_.continues.begin() + given_ + rows_);
-  batch.target_count = fresh ? batch_.target_count : 0;
+  batch.target_count = targets - std::count(host + count, host + count + targets, -1);
+  batch.place = given_ / rows_;
   given_ += rows_;
   return true;
 }

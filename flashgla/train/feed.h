@@ -34,7 +34,8 @@ struct MicroBatch {
   TensorView number;  // i32 [1] on the device
   Bucket bucket;
   std::vector<std::uint8_t> continues;  // [B] 1: the row goes on from where the last batch's row ended
-  std::int64_t target_count = 0;        // of the whole batch, with its first micro-batch; 0 with the others
+  std::int64_t target_count = 0;        // targets that are not -1
+  std::int64_t place = 0;               // among the micro-batches of the loader's batch
 };
 
 class Feed {
@@ -44,7 +45,7 @@ class Feed {
   Feed(Context& context, data::Loader& loader, std::int64_t rows);
 
   // Queues the copy of the next micro-batch, and of its number in its step; what has been queued with the one before it
-  // may still be under way. False at the end of a single pass.
+  // may still be under way. False at the end of a single pass, or of what restart allows.
   bool next(MicroBatch& batch, std::int64_t number = 0);
   // A batch of zeros in a bucket, for planning: no data is read.
   MicroBatch planned(const Bucket& bucket) const;
@@ -53,6 +54,9 @@ class Feed {
   data::Loader& loader() { return loader_; }
   std::size_t device_bytes() const { return memory_->bytes(); }
   void forget();  // the micro-batches left of a batch: the loader was set to another place
+  // From the data's beginning, and no more than `tokens` tokens of it, however they are cut into micro-batches: targets
+  // behind them are -1. Of a task whole rows, at least one. 0: all.
+  void restart(std::int64_t tokens);
 
  private:
   // Host memory that a copy reads. Two, so that one is filled while the other is read.
@@ -76,6 +80,7 @@ class Feed {
   data::Batch batch_;
   std::int64_t given_ = 0;  // rows of batch_ that went out
   std::int64_t held_ = 0;   // rows of batch_
+  std::int64_t left_;       // tokens that may still go out with their targets
 };
 
 }  // namespace flashgla::train

@@ -57,7 +57,6 @@ void Trainer::open_feeds(const StepForm& form) {
   loader_ = std::make_unique<data::Loader>(dataset_.train, loader);
   feed_ = std::make_unique<Feed>(context_, *loader_, rows);
   if (dataset_.validation.file && dataset_.validation.size() > 1) {
-    loader.batch = rows;
     loader.shuffle = false;
     loader.single_pass = true;
     evaluation_loader_ = std::make_unique<data::Loader>(dataset_.validation, loader);
@@ -70,8 +69,10 @@ void Trainer::open_feeds(const StepForm& form) {
   states_.clear();
   evaluation_states_.clear();
   if (loader_->config().mode == data::LoaderMode::segments) {
-    for (std::int64_t i = 0; i < config_.accumulation(); ++i) states_.push_back(model_->make_state(rows));
-    if (evaluation_loader_) evaluation_states_.push_back(model_->make_state(rows));
+    for (std::int64_t i = 0; i < config_.accumulation(); ++i) {
+      states_.push_back(model_->make_state(rows));
+      if (evaluation_loader_) evaluation_states_.push_back(model_->make_state(rows));
+    }
     if (states_.front().grows()) {
       throw Error(
           "training: order segments carries states of constant size, but this model has layers whose state grows "

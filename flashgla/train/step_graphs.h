@@ -19,7 +19,7 @@ class StepGraphs {
     enum class Piece : std::uint8_t { micro_batch, evaluation, update };
     Piece piece = Piece::update;
     bool first = true;       // micro_batch: its gradients and losses are the batch's first
-    std::int64_t state = 0;  // micro_batch: which of the carried states it goes on from
+    std::int64_t state = 0;  // which of the carried states it goes on from
     Bucket bucket;
 
     friend auto operator<=>(const Key&, const Key&) = default;  // NOLINT(modernize-use-nullptr): the check is wrong

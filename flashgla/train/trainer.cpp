@@ -233,7 +233,8 @@ void Trainer::do_evaluation(const StepGraphs::Key& key) {
   const MicroBatch batch = evaluation_feed_->planned(key.bucket);
   nn::Pass pass{context_, nullptr, nn::Recompute::nothing, batch.sequences, {}, {}};
   model_->evaluate(pass, batch.tokens, batch.targets, losses_,
-                   evaluation_states_.empty() ? nullptr : &evaluation_states_.front(), {batch.places, hits_});
+                   evaluation_states_.empty() ? nullptr : &evaluation_states_[static_cast<std::size_t>(key.state)],
+                   {batch.places, hits_});
   ops::step_outcome::sum(context_, losses_, loss(), !key.first);
   if (hits_) ops::step_outcome::sum(context_, hits_, hits(), !key.first);
 }
@@ -341,19 +342,21 @@ Evaluation Trainer::evaluate(std::int64_t tokens) { return *evaluate_unless({}, 
 std::optional<Evaluation> Trainer::evaluate_unless(const std::function<bool()>& stop, std::int64_t tokens) {
   if (!evaluation_feed_) throw Error("training: the data has no validation part; prepare it with --validation 0.05");
   interrupted_ = true;
-  evaluation_loader_->rewind();
-  evaluation_feed_->forget();
+  evaluation_feed_->restart(tokens);
   for (const model::DecodeState& state : evaluation_states_) state.queue_reset(context_.queue());
   Evaluation result;
-  std::int64_t seen = 0;
+  bool first = true;
   MicroBatch batch;
-  while ((tokens == 0 || seen < tokens) && evaluation_feed_->next(batch)) {
+  while (evaluation_feed_->next(batch)) {
     if (stop && stop()) return std::nullopt;
-    if (!evaluation_states_.empty()) begin_rows(context_.queue(), evaluation_states_.front(), batch.continues);
-    const StepGraphs::Key key{.piece = StepGraphs::Key::Piece::evaluation, .first = seen == 0, .bucket = batch.bucket};
+    StepGraphs::Key key{
+        .piece = StepGraphs::Key::Piece::evaluation, .first = std::exchange(first, false), .bucket = batch.bucket};
+    if (!evaluation_states_.empty()) {
+      key.state = batch.place;
+      begin_rows(context_.queue(), evaluation_states_[static_cast<std::size_t>(key.state)], batch.continues);
+    }
     graphs_.run(key, [this, key] { do_evaluation(key); });
     result.targets += batch.target_count;
-    seen += batch.tokens.numel();
   }
   auto* sum = static_cast<double*>(pinned_.get());
   context_.queue().copy(sum, record_->data, record_->bytes());

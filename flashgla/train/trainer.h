@@ -65,7 +65,8 @@ class Trainer {
 
   // One update. Returns its row (kind "train" or "skipped").
   MetricsRow step();
-  // Over at most `tokens` of the validation data (0: all).
+  // Over the first `tokens` of the validation data (0: all), whatever the micro-batch is. Of a task whole sequences, at
+  // least one; with order segments they are the first of as many streams as a batch has sequences.
   Evaluation evaluate(std::int64_t tokens);
   // Returns the checkpoint's path.
   std::string save();
@@ -176,7 +177,7 @@ class Trainer {
   std::size_t queued_ = 0;
   bool interrupted_ = true;  // something else was queued since the last update
   std::chrono::steady_clock::time_point last_row_;
-  // Carried states (order segments): one for each micro-batch, and one for evaluation.
+  // Carried states (order segments): one for each micro-batch, and as many for evaluation.
   std::vector<model::DecodeState> states_;
   std::vector<model::DecodeState> evaluation_states_;
   MemoryPlan plan_;

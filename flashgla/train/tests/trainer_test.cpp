@@ -116,6 +116,26 @@ TEST_F(TrainerTest, LossFalls) {
 }
 
 // With the state carried from segment to segment, the cut of the sequence does not matter to the loss.
+TEST_F(TrainerTest, WhatIsEvaluatedDoesNotDependOnTheMicroBatch) {
+  for (const char* order : {"windows", "segments", "packed", "labelled"}) {
+    const bool task = order == std::string("labelled");
+    for (const std::int64_t tokens : {0, 100, 1000}) {
+      SCOPED_TRACE(std::string(order) + " " + std::to_string(tokens));
+      std::optional<Evaluation> whole;
+      for (const std::int64_t micro_batch : {4, 2, 1}) {
+        TrainConfig run = task ? task_config("evaluated") : config("evaluated", order);
+        run.micro_batch = micro_batch;
+        const Evaluation evaluation = Trainer(run, {}, false).evaluate(tokens);
+        if (!whole) whole = evaluation;
+        EXPECT_EQ(evaluation.targets, whole->targets);
+        // Packed documents are cut where a micro-batch ends.
+        EXPECT_NEAR(evaluation.loss, whole->loss, order == std::string("packed") ? 0.05 : 1e-6);
+      }
+      if (tokens > 0) EXPECT_EQ(whole->targets, task ? std::min<std::int64_t>(tokens / 32, 21) * 4 : tokens);
+    }
+  }
+}
+
 TEST_F(TrainerTest, CarriedStatesMakeOneLongSequence) {
   TrainConfig run = config("carried", "segments");
   run.segments = 0;
