@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <string_view>
 
 #include "flashgla/base/error.h"
@@ -10,21 +12,23 @@
 namespace flashgla {
 
 double parse_number(const std::string& text) {
-  std::size_t used = 0;
-  double value = 0.0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size() || !std::isfinite(value)) throw Error("'" + text + "' is not a number");
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);  // of what is too small the nearest number, perhaps 0
+  const bool whole = !text.empty() && end == text.c_str() + text.size();
+  if (!whole || !std::isfinite(value)) throw Error("'" + text + "' is not a number");
   return value;
 }
 
 std::int64_t parse_count(const std::string& text) {
   constexpr std::string_view kLetters = "kKmMBGT";
   constexpr double kUnits[] = {1e3, 1e3, 1e6, 1e6, 1e9, 1e9, 1e12};
-  constexpr double kMost = 0x1p53;  // up to here a double is exact
+  constexpr std::int64_t kMost = std::int64_t{1} << 53;  // up to here a double is exact
+  std::int64_t exact = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), exact);
+  if (failure == std::errc() && end == text.data() + text.size()) {
+    if (exact > kMost || exact < -kMost) throw Error("'" + text + "' is too large");
+    return exact;
+  }
   double unit = 1.0;
   std::string number = text;
   if (const std::size_t letter = text.empty() ? std::string_view::npos : kLetters.find(text.back());
@@ -38,7 +42,7 @@ std::int64_t parse_count(const std::string& text) {
   } catch (const Error&) {
     throw Error("'" + text + "' is not a number");
   }
-  if (std::abs(value) > kMost) throw Error("'" + text + "' is too large");
+  if (std::abs(value) > static_cast<double>(kMost)) throw Error("'" + text + "' is too large");
   if (std::abs(value - std::round(value)) > 1e-6 * unit) throw Error("'" + text + "' is not a whole number");
   return std::llround(value);
 }

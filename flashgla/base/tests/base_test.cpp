@@ -290,6 +290,10 @@ TEST(Quantities, AreReadAsPeopleWriteThem) {
   EXPECT_EQ(parse_count("1e3"), 1000);
   EXPECT_EQ(parse_count("-1"), -1);
   EXPECT_EQ(parse_count("9007199254740992"), std::int64_t{1} << 53);
+  EXPECT_EQ(parse_count("9007199254740991"), (std::int64_t{1} << 53) - 1);
+  EXPECT_THROW(parse_count("9007199254740993"), Error);
+  EXPECT_THROW(parse_count("-9223372036854775808"), Error);
+  EXPECT_EQ(parse_number("1e-320"), 1e-320);
   for (const char* bad : {"", "k", "1.5", "1e30", "99999999999999999999", "nan", "inf", "1Q", "1 k", "0x"}) {
     EXPECT_THROW(parse_count(bad), Error) << bad;
   }
@@ -309,8 +313,8 @@ TEST(AtomicFile, WhatAKilledProcessLeftIsRemovedAndNothingElse) {
   }
   std::filesystem::create_directory(folder / "kept.json.partial-3");
   remove_partial_files(folder.path(), {"kept.json"});
-  EXPECT_EQ(
-      std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()), 8);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), std::filesystem::directory_iterator()),
+            8);
   EXPECT_FALSE(std::filesystem::exists(folder / "kept.json.partial-1"));
 }
 
