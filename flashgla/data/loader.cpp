@@ -187,8 +187,18 @@ std::int64_t Loader::offset_of_epoch(std::int64_t epoch) const {
 // Inputs [begin, begin + count) of the span and the tokens after them, to element `to` of the batch.
 void Loader::read(std::int64_t begin, std::int64_t count, std::int64_t to) {
   span_.file->read(span_.begin + begin, count + 1, buffer_.data());
+  require_known(buffer_.data(), count + 1, *span_.file);
   std::copy_n(buffer_.begin(), count, tokens_.as<std::int32_t>() + to);
   std::copy_n(buffer_.begin() + 1, count, targets_.as<std::int32_t>() + to);
+}
+
+void Loader::require_known(const std::int32_t* tokens, std::int64_t count, const TokenFile& file) const {
+  if (config_.vocabulary == 0) return;
+  const std::int32_t largest = *std::max_element(tokens, tokens + count);
+  if (largest < config_.vocabulary) return;
+  throw Error(file.path() + " holds the token " + std::to_string(largest) + "; expected tokens below " +
+              std::to_string(config_.vocabulary) +
+              ", the vocabulary's size: the file is damaged, prepare the data again or copy it anew");
 }
 
 bool Loader::next(Batch& batch) {
@@ -212,7 +222,9 @@ bool Loader::next_labelled(Batch& batch) {
     } else {
       const std::int64_t document = unit_at(cursor_);
       span_.file->read(document * length, length, tokens);
+      require_known(tokens, length, *span_.file);
       span_.labels->read(document * 2 * labels_, 2 * labels_, pairs.data());
+      for (std::size_t i = 1; i < pairs.size(); i += 2) require_known(&pairs[i], 1, *span_.labels);
       batch.target_count += labels_;
     }
     for (std::int64_t i = 0; i < labels_; ++i, ++places, ++targets) {

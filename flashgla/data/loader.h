@@ -39,6 +39,7 @@ struct LoaderConfig {
   // true: one pass over every target exactly once, the last batch filled up with target -1, then next() is false (for
   // evaluation). false: epochs without end, batches always full.
   bool single_pass = false;
+  std::int64_t vocabulary = 0;  // what tokens must be below; 0: any
 };
 
 // Views of the loader's own memory, valid until the next call of next().
@@ -83,6 +84,8 @@ class Loader {
   std::int64_t unit_at(std::int64_t counter) const;
   std::int64_t offset_of_epoch(std::int64_t epoch) const;
   void read(std::int64_t begin, std::int64_t count, std::int64_t to);
+  // Throws Error naming the file of tokens that the vocabulary does not have.
+  void require_known(const std::int32_t* tokens, std::int64_t count, const TokenFile& file) const;
   std::string data_fingerprint() const;
 
   TokenSpan span_;

@@ -13,6 +13,7 @@
 namespace flashgla::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Everything a batch says, kept beyond the next call.
@@ -290,6 +291,24 @@ TEST_F(Loaders, StatesOfOtherRunsAreRefusedByName) {
   auto json = nlohmann::json::parse(state);
   json["position"] = 100000;
   EXPECT_THAT(refusal(span, config, json.dump()), HasSubstr("position"));
+}
+
+TEST_F(Loaders, TokensOutsideTheVocabularyNameTheirFile) {
+  const TokenSpan span = counting_file({500, 500});
+  for (const LoaderMode mode : {LoaderMode::packed, LoaderMode::windows, LoaderMode::segments}) {
+    const auto last = [&](std::int64_t vocabulary) {
+      Loader loader(
+          span, {.mode = mode, .batch = 2, .length = 8, .segments = 2, .single_pass = true, .vocabulary = vocabulary});
+      return error_of([&] {
+        Batch batch;
+        while (loader.next(batch)) {
+        }
+      });
+    };
+    EXPECT_EQ(last(0), "no error");
+    EXPECT_EQ(last(1000), "no error");
+    EXPECT_THAT(last(900), AllOf(HasSubstr(span.file->path()), HasSubstr("expected tokens below 900")));
+  }
 }
 
 TEST_F(Loaders, TooShortDataSaysWhatIsNeeded) {
