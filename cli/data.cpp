@@ -58,6 +58,11 @@ class ByteProgress {
   std::chrono::steady_clock::time_point start_;
 };
 
+// Names of files, and bytes that are no text, need not be UTF-8.
+std::string shown(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 struct StoriesArguments {
   data::StoriesOptions options;
   bool quiet = false;
@@ -76,7 +81,7 @@ void run_stories(StoriesArguments& arguments) {
                                          {"entropy_bits_per_byte", report.entropy_bits_per_byte},
                                          {"realised_bits_per_byte", report.realised_bits_per_byte},
                                          {"standard_error", report.standard_error}};
-    print("{}\n", json.dump(2));
+    print("{}\n", shown(json));
     return;
   }
   print("{}: {} stories, {} of text, seed {}\n", arguments.options.out, report.documents,
@@ -132,6 +137,9 @@ void run_prepare(PrepareArguments& arguments) {
   if (!arguments.quiet && options.tokenizer.starts_with("train")) {
     say("training the tokenizer {} first\n", options.tokenizer);
   }
+  if (!arguments.quiet && data::is_prepared(options.out)) {
+    say("replacing the prepared data in {}\n", options.out);
+  }
   ByteProgress progress("prepare", arguments.quiet);
   options.progress = std::ref(progress);
   const data::PrepareReport report = data::prepare(options);
@@ -143,7 +151,7 @@ void run_prepare(PrepareArguments& arguments) {
                                          {"train", to_json(report.train)},
                                          {"validation", to_json(report.validation)},
                                          {"files_passed_over", report.passed_over}};
-    print("{}\n", json.dump(2));
+    print("{}\n", shown(json));
     return;
   }
   const auto show = [](const char* name, const data::PreparedPart& part) {
@@ -155,7 +163,7 @@ void run_prepare(PrepareArguments& arguments) {
   show("train", report.train);
   if (report.validation.tokens > 0) show("validation", report.validation);
   print("tokenizer   {}, {} words\n", report.tokenizer_kind, report.vocab_size);
-  if (report.passed_over > 0) print("passed over {} files that are no text\n", report.passed_over);
+  if (report.passed_over > 0) print("passed over {} files that are no text, or prepared data\n", report.passed_over);
   print("next: {}\n", command({"train", "--data", options.out, "--out", "RUN"}));
 }
 
@@ -238,8 +246,7 @@ void run_info(DataInfoArguments& arguments) {
   if (arguments.json) {
     json["tokenizer"] = {{"kind", kind}, {"vocab_size", dataset.vocab_size}};
     if (dataset.tokenizer) json["tokenizer"]["fingerprint"] = dataset.tokenizer->fingerprint();
-    // Text cut in the middle of a character cannot occur (StreamDecoder), but bytes that are no text can.
-    print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    print("{}\n", shown(json));
     return;
   }
   if (dataset.train.labels) {
@@ -335,7 +342,7 @@ void add_prepare(CLI::App& data) {
       ->check(number_between(0.0, 0.5, "between 0 and 0.5"));
   verb->add_option("--seed", options.seed, "Chooses the validation documents")
       ->capture_default_str()
-      ->check(non_negative_number());
+      ->transform(seed_number());
   verb->add_option("--threads", options.threads, "0: all")->capture_default_str()->transform(thread_count());
   verb->add_flag("--json", arguments->json, "Print the counts as JSON");
   verb->add_flag("--quiet", arguments->quiet, "No progress line");

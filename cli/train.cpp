@@ -84,6 +84,7 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
   std::vector<std::string> made = data::prepared_files();
   made.emplace_back(kSourceFile);
   remove_partial_files(folder, made);
+  for (const std::string& name : data::prepared_files()) fs::remove(folder + "/" + name);
   write_file(source_file, nlohmann::json{{"file", path}, {"xxh3", checksum.text()}}.dump() + "\n");
   fs::remove(folder + "/" + data::kDatasetFile);
   Progress progress("preparing " + path, 0, quiet);

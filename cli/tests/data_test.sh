@@ -44,6 +44,9 @@ printf 'one\n\ntwo\n\nthree' >plain.txt
 succeeds 'train .* 3 documents' data prepare plain.txt --out plain --separator '\n\n' --validation 0 --quiet
 mkdir folder && cp plain.txt folder/x.txt && printf '\000' >folder/binary
 succeeds 'passed over 1 file' data prepare folder --out f --quiet
+holds 'what is replaced is told' sh -c "'$flashgla' data prepare folder --out f 2>&1 >/dev/null | grep -q 'replacing the prepared data in f'"
+refuses "seed: must be a whole number from 0 to 2.53, not 'some'" data prepare plain.txt --out x --seed some
+succeeds '"out": "caf' data prepare plain.txt --out "$(printf 'caf\351')" --quiet --json
 holds 'progress is shown unless quiet' sh -c "'$flashgla' data prepare a.jsonl --out p 2>&1 >/dev/null | grep -q '100%'"
 holds 'standard input is read' sh -c "'$flashgla' data prepare - --out piped --quiet --json <plain.txt | grep -q text_bytes"
 holds 'standard input may be JSON lines' sh -c "'$flashgla' data prepare - --json-lines --out piped --quiet <a.jsonl"

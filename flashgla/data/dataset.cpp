@@ -49,12 +49,17 @@ Part open_part(const fs::path& folder, const char* stem, const nlohmann::json& j
   return part;
 }
 
+// Null where the file is not one of ours.
+nlohmann::json read_description(const std::string& file) {
+  auto json = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  const bool ours = json.is_object() && json.contains("train") && (json.contains("tokenizer") || json.contains("task"));
+  return ours ? json : nlohmann::json();
+}
+
 Dataset open_folder(const fs::path& folder) {
   const std::string file = folder / kDatasetFile;
-  const auto json = nlohmann::json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("train") || !(json.contains("tokenizer") || json.contains("task"))) {
-    throw Error(file + " is damaged" + kRemedy);
-  }
+  const nlohmann::json json = read_description(file);
+  if (json.is_null()) throw Error(file + " is damaged" + kRemedy);
   Dataset dataset;
   try {
     const Part train = open_part(folder, kTrainStem, json["train"]);
@@ -116,6 +121,12 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options) {
     dataset.train_entropy_bits_per_byte = 0.0;  // known of the whole only
   }
   return dataset;
+}
+
+bool is_prepared(const std::string& folder) {
+  const fs::path file = fs::path(folder) / kDatasetFile;
+  std::error_code unreadable;
+  return fs::is_regular_file(file, unreadable) && !read_description(file).is_null();
 }
 
 std::vector<std::string> prepared_files() {

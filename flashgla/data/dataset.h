@@ -43,6 +43,9 @@ Dataset open_dataset(const std::string& path, const OpenOptions& options = {});
 // vocabulary's size.
 void require_same_tokenizer(const Dataset& dataset, const text::Tokenizer& tokenizer, const std::string& path);
 
+// Whether a folder holds a data.json of ours.
+bool is_prepared(const std::string& folder);
+
 // Names of the files that prepare writes into a folder.
 std::vector<std::string> prepared_files();
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "flashgla/base/error.h"
+#include "flashgla/data/dataset.h"
 
 namespace flashgla::data {
 namespace {
@@ -15,6 +16,16 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::size_t kBlock = std::size_t{1} << 20;
 constexpr std::int64_t kSmallestBlock = 4096;  // where a file grows while it is read
+
+std::int64_t count_files(const fs::path& folder) {
+  std::error_code failure;
+  std::int64_t count = 0;
+  for (auto entry = fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, failure);
+       !failure && entry != fs::recursive_directory_iterator(); entry.increment(failure)) {
+    count += entry->is_regular_file() ? 1 : 0;
+  }
+  return count;
+}
 
 }  // namespace
 
@@ -89,16 +100,32 @@ void DocumentReader::add_file(const std::string& path, bool from_folder) {
   files_.push_back(path);
 }
 
+bool DocumentReader::holds_tokens(const std::string& folder) const {
+  std::error_code absent;
+  return (!options_.out.empty() && fs::equivalent(folder, options_.out, absent)) || is_prepared(folder);
+}
+
 void DocumentReader::add_folder(const std::string& path) {
   std::vector<std::string> found;
   std::error_code failure;
+  // Text may lie beside tokens in the folder that is named, and nowhere else.
+  const std::vector<std::string> made = holds_tokens(path) ? prepared_files() : std::vector<std::string>();
   const fs::directory_iterator top(path, failure);  // what is below it and may not be read is passed over
   if (failure) throw Error("cannot read " + path + ": " + failure.message());
   for (auto entry = fs::recursive_directory_iterator(path, fs::directory_options::skip_permission_denied, failure);
        !failure && entry != fs::recursive_directory_iterator(); entry.increment(failure)) {
-    const bool hidden = entry->path().filename().string().starts_with('.');
-    if (hidden && entry->is_directory()) entry.disable_recursion_pending();
-    if (!hidden && entry->is_regular_file()) found.push_back(entry->path().string());
+    const std::string name = entry->path().filename().string();
+    const bool hidden = name.starts_with('.');
+    if (entry->is_directory() && (hidden || holds_tokens(entry->path().string()))) {
+      entry.disable_recursion_pending();
+      if (!hidden) passed_over_ += count_files(entry->path());
+    }
+    if (hidden || !entry->is_regular_file()) continue;
+    if (entry.depth() == 0 && std::find(made.begin(), made.end(), name) != made.end()) {
+      ++passed_over_;
+    } else {
+      found.push_back(entry->path().string());
+    }
   }
   if (failure) throw Error("cannot read " + path + ": " + failure.message());
   std::sort(found.begin(), found.end());

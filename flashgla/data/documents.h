@@ -13,6 +13,7 @@ struct DocumentOptions {
   std::string text_field = "text";
   bool json_lines = false;
   std::string separator;
+  std::string out;                                // as PrepareOptions
   std::size_t part_bytes = std::size_t{1} << 20;  // parts end at the first newline past it
 };
 
@@ -45,6 +46,7 @@ class DocumentReader {
   bool is_json_lines(const std::string& path) const;
   void add_file(const std::string& path, bool from_folder);
   void add_folder(const std::string& path);
+  bool holds_tokens(const std::string& folder) const;
   bool open_next();
   bool fill();  // reads more into buffer_; false at the end of the file
   bool next_line(DocumentPart& part);

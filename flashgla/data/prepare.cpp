@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -114,14 +115,23 @@ class Preparation {
         documents_{.inputs = options.inputs,
                    .text_field = options.text_field,
                    .json_lines = options.json_lines,
-                   .separator = options.separator},
+                   .separator = options.separator,
+                   .out = options.out},
         chooser_(options.validation, options.seed) {
     if (!(options.validation >= 0.0 && options.validation <= 0.5)) {
       throw Error("prepare", "validation", "is " + std::to_string(options.validation), "0 .. 0.5");
     }
     if (options.out.empty()) throw Error("prepare: no folder to write to was given");
     if (fs::exists(options.out) && !fs::is_directory(options.out)) throw Error(options.out + " is not a folder");
+    for (const char* stem : {kTrainStem, kValidationStem}) {
+      const fs::path tokens = fs::path(options.out) / (std::string(stem) + ".bin");
+      if (fs::exists(tokens) && !is_prepared(options.out)) {
+        throw Error("prepare: " + tokens.string() + " is there already, and no " + kDatasetFile +
+                    " that says that `flashgla data prepare` made it; name another folder, or remove it");
+      }
+    }
     tokenizer_ = make_tokenizer(options, documents_, context_.threads());
+    reader_ = std::make_unique<DocumentReader>(documents_);  // what is written below is none of its files
     make_folder(options.out);
     for (const char* stem : {kTrainStem, kValidationStem}) {
       parts_.emplace_back().writer =
@@ -130,7 +140,7 @@ class Preparation {
   }
 
   PrepareReport run() {
-    DocumentReader reader(documents_);
+    DocumentReader& reader = *reader_;
     // With fewer than two validation documents to be expected, each document gives its end instead.
     if (options_.validation > 0.0) {
       const auto many = static_cast<std::int64_t>(std::ceil(2.0 / options_.validation));
@@ -256,6 +266,7 @@ class Preparation {
   Context context_;
   DocumentOptions documents_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;
+  std::unique_ptr<DocumentReader> reader_;
   std::vector<Part> parts_;  // train, validation
   Chooser chooser_;
   bool cuts_documents_ = false;

@@ -9,10 +9,11 @@
 namespace flashgla::data {
 
 struct PrepareOptions {
-  // Files, folders (recursive, in the order of their names; hidden files and those with NUL bytes are passed over),
+  // Files, folders (recursive, in the order of their names; hidden files, those with NUL bytes, `out` and other
+  // prepared data are passed over),
   // "-" for standard input. Files that end in .jsonl are JSON lines; every other file is one document.
   std::vector<std::string> inputs;
-  std::string out;                  // folder, made when missing
+  std::string out;                  // folder, made when missing; prepared data in it are replaced, other tokens refused
   std::string tokenizer = "byte";   // "byte", a tokenizer's file or folder, "train:VOCAB", "train-unigram:VOCAB"
   std::string text_field = "text";  // of JSON lines
   bool json_lines = false;          // whatever the names are
@@ -33,7 +34,7 @@ struct PrepareReport {
   PreparedPart train, validation;
   std::int64_t vocab_size = 0;
   std::string tokenizer_kind;
-  std::int64_t passed_over = 0;  // files in folders that are no text
+  std::int64_t passed_over = 0;  // files in folders that are no text, or prepared data
 };
 
 // Each document becomes bos (where the tokenizer adds it), its tokens, eos (where it has one). Of many documents a

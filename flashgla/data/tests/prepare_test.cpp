@@ -14,6 +14,7 @@
 namespace flashgla::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -156,6 +157,39 @@ TEST_F(Preparing, FoldersAreReadInOrderWithoutWhatIsNoText) {
   EXPECT_THAT(error_of([&] { DocumentReader({.inputs = {path("absent")}}); }), HasSubstr("absent"));
   EXPECT_THAT(error_of([&] { DocumentReader({.inputs = {path("in/empty")}}); }), HasSubstr("no text files"));
   EXPECT_THAT(error_of([&] { DocumentReader({.inputs = {"-", "-"}}); }), HasSubstr("twice"));
+}
+
+TEST_F(Preparing, WhatItMadeIsNoText) {
+  std::filesystem::create_directories(folder_ / "in/notes");
+  write_file(path("in/a.txt"), "some text");
+  write_file(path("in/notes/data.json"), "{}");
+  PrepareOptions options = {.inputs = {path("in")}, .out = path("in/tokens"), .validation = 0.0};
+  const PrepareReport first = prepare(options);
+  EXPECT_EQ(first.passed_over, 0);
+  EXPECT_EQ(first.train.documents, 2);
+  const PrepareReport again = prepare(options);
+  EXPECT_EQ(again.passed_over, 4);  // tokens, index, tokenizer, data.json
+  EXPECT_EQ(again.train.text_bytes, first.train.text_bytes);
+  options.out = path("in");  // beside the text itself
+  for (int time = 0; time < 2; ++time) {
+    const PrepareReport beside = prepare(options);
+    EXPECT_EQ(beside.train.text_bytes, first.train.text_bytes);
+    EXPECT_EQ(beside.passed_over, time == 0 ? 4 : 8);
+  }
+}
+
+TEST_F(Preparing, TokensOfOthersAreNotWrittenOver) {
+  write_file(path("a.txt"), "some text");
+  std::filesystem::create_directories(folder_ / "out");
+  for (const std::string name : {"train.bin", "validation.bin"}) {
+    write_file(path("out/" + name), "theirs");
+    EXPECT_THAT(error_of([&] { prepare({.inputs = {path("a.txt")}, .out = path("out")}); }),
+                AllOf(HasSubstr("out/" + name + " is there already"), HasSubstr("name another folder")));
+    EXPECT_EQ(read_file(path("out/" + name)), "theirs");
+    std::filesystem::remove(path("out/" + name));
+  }
+  prepare({.inputs = {path("a.txt")}, .out = path("out")});
+  EXPECT_NO_THROW(prepare({.inputs = {path("a.txt")}, .out = path("out")}));
 }
 
 TEST_F(Preparing, ManyDocumentsAreChosenWhole) {
