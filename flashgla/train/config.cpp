@@ -1,5 +1,6 @@
 #include "flashgla/train/config.h"
 
+#include <cfloat>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -51,6 +52,15 @@ const Field* find(const std::vector<Field>& list, const std::string& name) {
 
 void require(bool ok, const char* field, const std::string& actual, const std::string& expected) {
   if (!ok) throw Error("training configuration", field, "is " + actual, expected);
+}
+
+bool is_utf8(const std::string& text) {
+  try {
+    (void)Json(text).dump();
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
 }
 
 std::string text_of(double value) {
@@ -119,9 +129,10 @@ std::vector<Field> fields(TrainConfig& c) {
        &c.graphs},
       {"seed", "machine", "of the initial weights, the data's order and dropout", &c.seed},
       {"log_every", "records", "steps between rows of metrics.jsonl", &c.log_every},
-      {"evaluate_every", "records", "steps between evaluations on validation data; 0: only at the end",
-       &c.evaluate_every},
-      {"evaluation_tokens", "records", "most tokens of one evaluation, the same whatever micro_batch is; 0: all of the validation data",
+      {"evaluate_every", "records",
+       "steps between evaluations on validation data; 0: only with checkpoints and at the end", &c.evaluate_every},
+      {"evaluation_tokens", "records",
+       "most tokens of one evaluation, the same whatever micro_batch is; 0: all of the validation data",
        &c.evaluation_tokens},
       {"checkpoint_every", "records", "steps between checkpoints; 0: only at the end", &c.checkpoint_every},
       {"keep_checkpoints", "records", "latest checkpoints kept, beside the best", &c.keep_checkpoints},
@@ -233,6 +244,11 @@ std::size_t TrainConfig::memory_limit_bytes() const {
 }
 
 void TrainConfig::validate() const {
+  TrainConfig copy = *this;
+  for (const Field& field : fields(copy)) {
+    const auto* const* text = std::get_if<std::string*>(&field.value);
+    require(text == nullptr || is_utf8(**text), field.name, "not UTF-8", "text in UTF-8, as train.json is");
+  }
   const auto number = [](std::int64_t value) { return std::to_string(value); };
   require(!model.empty(), "model", "empty", "a preset's name or a path");
   require(!data.empty(), "data", "empty", "a folder made by `flashgla data prepare`, or a text file");
@@ -258,9 +274,14 @@ void TrainConfig::validate() const {
   require(warmup_tokens >= -1, "warmup_tokens", number(warmup_tokens), "0 or more, or -1 (automatic)");
   require(train_tokens == 0 || warmup_tokens <= train_tokens, "warmup_tokens", number(warmup_tokens),
           "at most train_tokens (" + number(train_tokens) + ")");
-  require(beta1 >= 0.0 && beta1 < 1.0, "beta1", text_of(beta1), "in [0, 1)");
-  require(beta2 >= 0.0 && beta2 < 1.0, "beta2", text_of(beta2), "in [0, 1)");
-  require(epsilon > 0.0, "epsilon", text_of(epsilon), "a positive number");
+  // The update computes in f32.
+  const auto require_decay = [](double beta, const char* name) {
+    require(beta >= 0.0 && static_cast<float>(beta) < 1.0f, name, text_of(beta), "in [0, 1), at most 0.99999994");
+  };
+  require_decay(beta1, "beta1");
+  require_decay(beta2, "beta2");
+  require(epsilon >= static_cast<double>(FLT_MIN) && epsilon <= static_cast<double>(FLT_MAX), "epsilon",
+          text_of(epsilon), "a positive f32, from 1.18e-38 on");
   require(weight_decay >= 0.0, "weight_decay", text_of(weight_decay), "0 or more");
   require(clip_norm >= 0.0, "clip_norm", text_of(clip_norm), "0 (off) or more");
   require(dropout >= 0.0 && dropout < 1.0, "dropout", text_of(dropout), "in [0, 1)");

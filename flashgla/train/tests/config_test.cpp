@@ -64,6 +64,34 @@ TEST(TrainConfigTest, BadFieldsAreNamed) {
   EXPECT_THAT(parse(R"({"data": 3})"), ThrowsMessage<Error>(HasSubstr("data is 3; expected a string")));
 }
 
+// What is not itself in f32, in which updates are computed.
+TEST(TrainConfigTest, TheOptimizersNumbersAreThoseOfF32) {
+  const auto refusal = [](const char* name, const char* text) {
+    return [=] {
+      TrainConfig config;
+      config.data = config.out = "x";
+      set_field(config, name, text);
+      config.validate();
+    };
+  };
+  for (const char* beta : {"beta1", "beta2"}) {
+    EXPECT_NO_THROW(refusal(beta, "0.9999999")());
+    EXPECT_THAT(refusal(beta, "0.99999999999"), ThrowsMessage<Error>(HasSubstr(std::string(beta) + " is ")));
+  }
+  EXPECT_NO_THROW(refusal("epsilon", "2e-38")());
+  for (const char* epsilon : {"1e-60", "1e-320", "0", "1e39"}) {
+    EXPECT_THAT(refusal("epsilon", epsilon), ThrowsMessage<Error>(HasSubstr("expected a positive f32"))) << epsilon;
+  }
+}
+
+TEST(TrainConfigTest, PathsThatTrainJsonCannotHoldAreRefused) {
+  TrainConfig config;
+  config.data = config.out = "x";
+  EXPECT_NO_THROW(config.validate());
+  config.out = "caf\xE9";
+  EXPECT_THAT([&] { config.validate(); }, ThrowsMessage<Error>(HasSubstr("out is not UTF-8; expected")));
+}
+
 TEST(TrainConfigTest, DropoutIsOneNumberUnlessPartsHaveTheirOwn) {
   TrainConfig config;
   config.data = config.out = "somewhere";
