@@ -215,7 +215,7 @@ void run_train(const TrainArguments& arguments) {
   events.notice = notice;
   events.stop_requested = interrupted;
 
-  train::Trainer trainer(config, events, arguments.resume);
+  train::Trainer trainer(config, events, arguments.resume, arguments.plan_only);
   if (trainer.config().dtype == "bf16") peak_rate = train::peak_rate(device_name(trainer.context().device()));
   memory = trainer.plan().total();
   if (!arguments.plan_only) trainer.begin();

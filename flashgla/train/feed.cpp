@@ -112,7 +112,8 @@ bool Feed::next(MicroBatch& batch, std::int64_t number) {
   std::memcpy(host, batch_.tokens.as<std::int32_t>() + given_ * columns_, static_cast<std::size_t>(count) * 4);
   std::memcpy(host + count, batch_.targets.as<std::int32_t>() + given_ * (targets / rows_),
               static_cast<std::size_t>(targets) * 4);
-  const std::int64_t scored = std::min(count, left_) / (labels_ > 0 ? columns_ : 1) * std::max<std::int64_t>(labels_, 1);
+  const std::int64_t scored =
+      std::min(count, left_) / (labels_ > 0 ? columns_ : 1) * std::max<std::int64_t>(labels_, 1);
   std::fill(host + count + scored, host + count + targets, -1);
   if (left_ != kNoLimit) left_ -= std::min(count, left_);
   host[count + targets] = static_cast<std::int32_t>(number);

@@ -10,6 +10,16 @@ std::size_t MemoryPlan::total() const {
   return sum;
 }
 
+std::vector<MemoryPlan::Row> rows_of_model(std::int64_t parameters, DType dtype, OptimizerState state) {
+  const auto bytes = [&](std::size_t each) { return static_cast<std::size_t>(parameters) * each; };
+  const bool half = state == OptimizerState::half;
+  std::vector<MemoryPlan::Row> rows = {{"parameters", name_of(dtype), bytes(size_of(dtype))},
+                                       {"gradients", "f32", bytes(4)},
+                                       {"optimizer", "moments", bytes(half ? 4 : 8)}};
+  if (dtype == DType::bf16) rows.push_back({"optimizer", "master", bytes(state == OptimizerState::full ? 4 : 2)});
+  return rows;
+}
+
 std::vector<StepForm> step_forms(const TrainConfig& config) {
   const std::int64_t sequences = config.sequences_per_batch();
   std::vector<std::int64_t> sizes;

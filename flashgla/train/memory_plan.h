@@ -8,6 +8,7 @@
 
 #include "flashgla/nn/pass.h"
 #include "flashgla/train/config.h"
+#include "flashgla/train/optimizer.h"
 
 namespace flashgla::train {
 
@@ -21,6 +22,9 @@ struct MemoryPlan {
   std::vector<Row> rows;
   std::size_t total() const;
 };
+
+// What the model takes whatever a step's form is: parameters, gradients, moments, master.
+std::vector<MemoryPlan::Row> rows_of_model(std::int64_t parameters, DType dtype, OptimizerState state);
 
 // How a step is made: less memory costs time.
 struct StepForm {

@@ -16,7 +16,11 @@ namespace flashgla::train {
 namespace {
 
 // What a device says when asked for more than there is, and what can be done.
-[[noreturn]] void refuse_plan(const TrainConfig& config, const MemoryPlan& least, std::size_t limit) {
+struct Remedies {
+  bool model_alone = false;  // is too large: no form of the step helps
+  bool resumed = false;      // what decides the run's data and state is settled
+};
+[[noreturn]] void refuse_plan(const TrainConfig& config, const MemoryPlan& least, std::size_t limit, Remedies are) {
   const auto size = [](std::size_t bytes) {
     const bool large = bytes >= std::size_t{1} << 30;
     char text[32];
@@ -25,15 +29,19 @@ namespace {
     return std::string(text);
   };
   std::string remedies;
-  if (config.micro_batch != 0) remedies += "micro_batch 0, ";
-  if (config.recompute != "automatic") remedies += "recompute automatic, ";
-  if (config.optimizer_state != "half") remedies += "optimizer_state half, ";
+  const bool settled = are.resumed && (config.order == "packed" || config.order == "segments");
+  if (!are.model_alone && config.micro_batch != 0 && !settled) remedies += "micro_batch 0, ";
+  if (!are.model_alone && config.recompute != "automatic") remedies += "recompute automatic, ";
+  if (!are.resumed && config.optimizer_state != "half") remedies += "optimizer_state half, ";
+  if (!are.resumed && !are.model_alone) remedies += "a smaller batch_tokens or sequence_length, ";
+  if (are.resumed && !config.memory_limit.empty()) remedies += "a higher memory_limit, ";
+  remedies += are.resumed ? "a device with more memory" : "a smaller model";
   throw Error("training: " + size(least.total()) + " of memory are needed on " + config.device + ", and " +
               size(limit) +
               (!config.memory_limit.empty() ? " are allowed"
                : config.device == "cpu"     ? " are there"
                                             : " are free") +
-              "; remedies: " + remedies + "a smaller batch_tokens or sequence_length, a smaller model");
+              "; remedies: " + remedies);
 }
 
 // Kept free of a device's memory when no limit is given: what libraries, kernels and recorded graphs take.
@@ -41,19 +49,25 @@ constexpr std::size_t kReserve = std::size_t{1} << 30;
 
 }  // namespace
 
-void Trainer::open_feeds(const StepForm& form) {
-  config_.micro_batch = form.micro_batch;
-  config_.recompute = nn::name_of(form.recompute);
-  const std::int64_t rows = config_.sequences_per_micro_batch();
+data::LoaderConfig Trainer::loader_config() const {
   data::LoaderConfig loader;
   loader.mode = data::loader_mode_from_name(config_.order);
   // Rows of a batch are independent of how many of them go through the model at a time; packed documents are not cut
   // into micro-batches, each micro-batch is packed.
   const bool packed = loader.mode == data::LoaderMode::packed;
-  loader.batch = packed ? rows : config_.sequences_per_batch();
+  loader.batch = packed ? config_.sequences_per_micro_batch() : config_.sequences_per_batch();
   loader.length = config_.sequence_length;
   loader.segments = config_.segments;
   loader.seed = static_cast<std::uint64_t>(config_.seed);
+  return loader;
+}
+
+void Trainer::open_feeds(const StepForm& form) {
+  config_.micro_batch = form.micro_batch;
+  config_.recompute = nn::name_of(form.recompute);
+  const std::int64_t rows = config_.sequences_per_micro_batch();
+  data::LoaderConfig loader = loader_config();
+  loader.vocabulary = model_->config().vocab_size;
   loader_ = std::make_unique<data::Loader>(dataset_.train, loader);
   feed_ = std::make_unique<Feed>(context_, *loader_, rows);
   if (dataset_.validation.file && dataset_.validation.size() > 1) {
@@ -87,6 +101,25 @@ void Trainer::open_feeds(const StepForm& form) {
   }
 }
 
+MemoryPlan Trainer::model_memory(const model::ModelConfig& model) const {
+  return {rows_of_model(model::parameter_count(model), dtype_from_name(config_.dtype),
+                        optimizer_state_from_name(config_.optimizer_state))};
+}
+
+std::optional<std::size_t> Trainer::memory_limit(std::size_t held) const {
+  const std::size_t asked = config_.memory_limit_bytes();
+  if (asked > 0) return asked;
+  std::optional<std::size_t> limit = free_memory(context_.device());
+  if (limit) limit = held + (*limit > kReserve ? *limit - kReserve : 0);
+  return limit;
+}
+
+void Trainer::require_memory_for(const model::ModelConfig& model, bool resumed) const {
+  const MemoryPlan plan = model_memory(model);
+  const std::size_t most = memory_limit(0).value_or(host_memory());
+  if (plan.total() > most) refuse_plan(config_, plan, most, {.model_alone = true, .resumed = resumed});
+}
+
 MemoryPlan Trainer::plan_step(const StepForm& form) {
   open_feeds(form);
   const std::int64_t scored = loader_->labels() > 0 ? loader_->labels() : config_.sequence_length;
@@ -104,14 +137,10 @@ MemoryPlan Trainer::plan_step(const StepForm& form) {
   }
   do_update();
 
-  MemoryPlan plan;
+  MemoryPlan plan = model_memory(model_->config());
   const auto row = [&](const char* group, const std::string& label, std::size_t bytes) {
     if (bytes > 0) plan.rows.push_back({group, label, bytes});
   };
-  row("parameters", config_.dtype, model_->parameters().value_bytes());
-  row("gradients", "f32", model_->parameters().gradient_bytes());
-  row("optimizer", "moments", optimizer_->moment_bytes());
-  row("optimizer", "master", optimizer_->master_bytes());
   std::size_t data = feed_->device_bytes() + losses_->bytes();
   if (evaluation_feed_) data += evaluation_feed_->device_bytes();
   row("data", "tokens, losses", data);
@@ -124,17 +153,11 @@ MemoryPlan Trainer::plan_step(const StepForm& form) {
   return plan;
 }
 
-void Trainer::plan_memory() {
+void Trainer::plan_memory(bool resumed) {
   record_ = Tensor::zeros({3}, DType::f64, context_.device());
   pinned_ = allocate_pinned_memory((kInFlight + 1) * sizeof(Record));
   for (std::size_t i = 0; i <= kInFlight; ++i) marks_.push_back(std::make_unique<Marks>(context_.queue()));
-  const std::size_t held = model_->parameters().value_bytes() + model_->parameters().gradient_bytes() +
-                           optimizer_->moment_bytes() + optimizer_->master_bytes();
-  std::optional<std::size_t> limit = config_.memory_limit_bytes();
-  if (*limit == 0) {
-    limit = free_memory(context_.device());
-    if (limit) limit = held + (*limit > kReserve ? *limit - kReserve : 0);
-  }
+  const std::optional<std::size_t> limit = memory_limit(model_memory(model_->config()).total());
   const std::size_t most = limit.value_or(host_memory());
   bool fits = false;
   std::optional<MemoryPlan> least;
@@ -145,7 +168,7 @@ void Trainer::plan_memory() {
     if (fits) break;
     if (!least || plan_.total() < least->total()) least = plan_;
   }
-  if (!fits) refuse_plan(asked, *least, most);
+  if (!fits) refuse_plan(asked, *least, most, {.model_alone = false, .resumed = resumed});
 
   std::vector<TensorView> copied = optimizer_->blocks();
   copied.push_back(model_->parameters().all_values());

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "flashgla/base/file.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/memory.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
@@ -23,6 +24,7 @@ namespace flashgla::train {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -94,7 +96,7 @@ TrainConfig settled(TrainConfig config) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
+Trainer::Trainer(const TrainConfig& config, Events events, bool resume, bool plan_only)
     : config_(settled(config)),
       device_asked_for_(config.device),
       events_(std::move(events)),
@@ -112,9 +114,9 @@ Trainer::Trainer(const TrainConfig& config, Events events, bool resume)
   std::optional<Found> found;
   if (resume) found = find_checkpoint();
   if (found) require_same_run(*found);
-  build_model(found ? found->path : config_.initial_weights);
+  build_model(found ? found->path : config_.initial_weights, found.has_value(), plan_only);
   flops_per_token_ = model::cost(model_->config(), config_.sequence_length).training_flops;
-  plan_memory();
+  plan_memory(found.has_value());
   if (loader_->labels() > 0) {  // the head sees the places alone that a task asks for
     const double share = static_cast<double>(loader_->labels()) / static_cast<double>(config_.sequence_length);
     flops_per_token_ -= (1.0 - share) * 6.0 * static_cast<double>(model_->config().vocab_size) *
@@ -171,20 +173,24 @@ void Trainer::open_data() {
   }
 }
 
-void Trainer::build_model(const std::string& weights) {
+void Trainer::build_model(const std::string& weights, bool resumed, bool plan_only) {
   const DType dtype = dtype_from_name(config_.dtype);
   if (!weights.empty()) {
     const std::string folder = find_model_folder(weights);
     if (text::has_tokenizer(folder)) {
       data::require_same_tokenizer(dataset_, *text::load_tokenizer(folder), config_.data);
     }
+    const model::ModelConfig shape = model::load_config(folder + "/config.json");
+    if (!resumed && config_.model != TrainConfig().model) require_same_model(shape, folder);
+    require_memory_for(shape, resumed);
     model_ = model::load_model(folder, {dtype, context_.device(), true});
     require_vocabulary(model_->config(), dataset_);
   } else {
     const model::ModelConfig shape = resolve_model(config_, dataset_);
     require_vocabulary(shape, dataset_);
+    require_memory_for(shape, resumed);
     model_ = std::make_unique<model::LanguageModel>(shape, dtype, context_.device(), true);
-    model_->parameters().initialize(static_cast<std::uint64_t>(config_.seed));
+    if (!plan_only) model_->parameters().initialize(static_cast<std::uint64_t>(config_.seed));
   }
   optimizer_ = std::make_unique<Optimizer>(
       context_, model_->parameters(),
@@ -192,23 +198,53 @@ void Trainer::build_model(const std::string& weights) {
                         optimizer_state_from_name(config_.optimizer_state), static_cast<std::uint64_t>(config_.seed)});
 }
 
-void Trainer::require_same_run(const Found& found) const {
-  using Json = nlohmann::ordered_json;
-  const std::string folder = found.path + "/config.json";
-  const auto stored = Json::parse(model::to_json(model::load_config(folder)));
+void Trainer::require_same_model(const model::ModelConfig& stored, const std::string& where) const {
+  const auto there = Json::parse(model::to_json(stored));
   const auto asked = Json::parse(model::to_json(resolve_model(config_, dataset_)));
   for (const auto& [field, value] : asked.items()) {
-    const Json run = stored.contains(field) ? stored.at(field) : Json();
-    if (run == value || field == "architectures") continue;
-    throw Error("training configuration: model", field, "is " + value.dump(),
-                run.dump() + " as in the run that goes on (" + folder + ")");
+    const Json other = there.contains(field) ? there.at(field) : Json();
+    if (other == value || field == "architectures") continue;
+    throw Error("training configuration: model", field, "is " + value.dump(), other.dump() + " as in " + where);
   }
+}
+
+void Trainer::require_same_run(const Found& found) {
+  require_same_model(model::load_config(found.path + "/config.json"),
+                     "the run that goes on (" + found.path + "/config.json)");
   const Json progress = Json::parse(found.progress, nullptr, /*allow_exceptions=*/false);
   const Json config = progress.is_object() ? progress.value("config", Json()) : Json();
-  const std::string dtype = config.is_object() ? config.value("dtype", config_.dtype) : config_.dtype;
-  if (dtype != config_.dtype) {
-    throw Error("training configuration", "dtype", "is '" + config_.dtype + "'",
-                dtype + ", in which the run was begun");
+  if (!config.is_object()) throw Error(found.path + "/trainer.json: expected the run's config");
+  TrainConfig begun = config_;
+  parse_config(begun, config.dump(), found.path + "/trainer.json: config");
+  const auto require = [](const char* field, const auto& asked, const auto& run) {
+    if (asked == run) return;
+    if constexpr (std::is_same_v<decltype(asked), const std::string&>) {
+      throw Error("training configuration", field, "is '" + asked + "'", "'" + run + "', with which the run was begun");
+    } else {
+      throw Error("training configuration", field, "is " + std::to_string(asked),
+                  std::to_string(run) + ", with which the run was begun");
+    }
+  };
+  require("dtype", config_.dtype, begun.dtype);
+  require("order", config_.order, begun.order);
+  require("sequence_length", config_.sequence_length, begun.sequence_length);
+  require("batch_tokens", config_.batch_tokens, begun.batch_tokens);
+  require("segments", config_.segments, begun.segments);
+  require("seed", config_.seed, begun.seed);
+  require("optimizer_state", config_.optimizer_state, begun.optimizer_state);
+  if (!config_.initial_weights.empty()) require("initial_weights", config_.initial_weights, begun.initial_weights);
+  // What is packed, and the states that are carried, are of one micro-batch each.
+  if (config_.order == "packed" || config_.order == "segments") {
+    if (config_.micro_batch == 0) config_.micro_batch = begun.micro_batch;
+    require("micro_batch", config_.micro_batch, begun.micro_batch);
+  }
+  try {
+    data::Loader(dataset_.train, loader_config()).restore(progress.at("loader").get<std::string>());
+  } catch (const Error& error) {
+    throw Error("training configuration: data is '" + config_.data + "', which is not what the run was begun with ('" +
+                begun.data + "'): " + error.what());
+  } catch (const Json::exception& error) {
+    throw Error(found.path + "/trainer.json: " + json_reason(error));
   }
 }
 

@@ -51,7 +51,8 @@ class Trainer {
   // Opens data, builds or loads the model, chooses the step's form, plans and takes all memory. With `resume`, goes on
   // from the newest whole checkpoint of the run folder (corrupt ones are passed over with a notice; without any, the
   // run begins). Throws Error; also when the folder holds a run and `resume` is not given.
-  Trainer(const TrainConfig& config, Events events, bool resume);
+  // plan_only: for plan() and config() alone; no weights are drawn.
+  Trainer(const TrainConfig& config, Events events, bool resume, bool plan_only = false);
   ~Trainer();
 
   // Takes the run's folder: writes train.json and opens metrics.jsonl. Nothing is written before. run and save do it
@@ -106,9 +107,14 @@ class Trainer {
   static constexpr std::size_t kInFlight = 2;
 
   void open_data();
-  void build_model(const std::string& weights);
+  void build_model(const std::string& weights, bool resumed, bool plan_only);
   // Chooses the form of the step, plans and takes all memory.
-  void plan_memory();
+  void plan_memory(bool resumed);
+  // What a model of this shape takes before any step; what the run may take, of which it holds so many bytes (nothing:
+  // all that the machine has); throws Error where that is not enough.
+  MemoryPlan model_memory(const model::ModelConfig& model) const;
+  std::optional<std::size_t> memory_limit(std::size_t held) const;
+  void require_memory_for(const model::ModelConfig& model, bool resumed) const;
   // Which algorithms matrix products use: a checkpoint's, so that a resumed run gives the same bits; else those that
   // were timed before on such a device; else timed now.
   void plan_products(const std::string& checkpoint);
@@ -121,8 +127,12 @@ class Trainer {
     std::string path, progress;
   };
   std::optional<Found> find_checkpoint() const;
-  // Throws Error naming the field where the configuration asks for another model or dtype than the run has.
-  void require_same_run(const Found& found) const;
+  // Throws Error naming the field where the configuration asks for another model, other data or what else a run cannot
+  // change; takes the run's micro_batch where its state depends on that and none is given.
+  void require_same_run(const Found& found);
+  // The same of a model that is stored, `where`.
+  void require_same_model(const model::ModelConfig& stored, const std::string& where) const;
+  data::LoaderConfig loader_config() const;
   void restore(const Found& found);
 
   void queue_step();

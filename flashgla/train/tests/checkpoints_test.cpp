@@ -136,7 +136,8 @@ TEST_F(CheckpointsTest, DamagedCheckpointsAreKeptInPlaceOfNoOther) {
   events.notice = [&](const std::string& line) { notices.push_back(line); };
   EXPECT_EQ(Trainer(run, events, true).steps_done(), 9);
   EXPECT_THAT(notices, ::testing::IsEmpty());
-  RunFolder(run.out).save(12, [](const std::string&) {}, "{}");
+  RunFolder(run.out).save(
+      12, [](const std::string&) {}, "{}");
   RunFolder(run.out).prune(1, 9);
   EXPECT_THAT(RunFolder(run.out).checkpoints(), ::testing::SizeIs(::testing::Ge(2u)));
 }
@@ -260,6 +261,34 @@ TEST_F(CheckpointsTest, FullDiskLeavesThePreviousCheckpoint) {
   EXPECT_EQ(Trainer(run, {}, true).steps_done(), 1);
 }
 
+TEST_F(CheckpointsTest, WhatARunCannotChangeIsRefusedByName) {
+  TrainConfig run = config("settled", "packed");
+  run.micro_batch = 2;
+  train(run);
+  const auto refusal = [&](auto change) {
+    TrainConfig other = run;
+    change(other);
+    return [other] { Trainer(other, {}, true); };
+  };
+  const auto names = [](const std::string& what) { return ThrowsMessage<Error>(HasSubstr(what)); };
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.order = "windows"; }), names("order is 'windows'; expected 'packed'"));
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.batch_tokens *= 2; }), names("batch_tokens is 512; expected 256"));
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.sequence_length = 32; }), names("sequence_length is 32; expected 64"));
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.micro_batch = 1; }), names("micro_batch is 1; expected 2"));
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.seed = 2; }), names("seed is 2; expected 1"));
+  for (const std::string state : {"half", "split_master"}) {
+    EXPECT_THAT(refusal([&](TrainConfig& c) { c.optimizer_state = state; }),
+                names("optimizer_state is '" + state + "'; expected 'full'"));
+  }
+  const std::string data = (root_ / "one").string();
+  EXPECT_THAT(refusal([&](TrainConfig& c) { c.data = data; }),
+              ThrowsMessage<Error>(AllOf(HasSubstr("data is '" + data), HasSubstr("begun with ('" + run.data))));
+  EXPECT_THAT(refusal([](TrainConfig& c) { c.memory_limit = "1MB"; }),
+              names("remedies: a higher memory_limit, a device with more memory"));
+  run.micro_batch = 0;
+  EXPECT_EQ(Trainer(run, {}, true).config().micro_batch, 2);
+}
+
 TEST_F(CheckpointsTest, RemovesNothingThatItDidNotMake) {
   const TrainConfig run = config("own_files");
   const std::string checkpoints = run.out + "/checkpoints";
@@ -275,9 +304,9 @@ TEST_F(CheckpointsTest, RemovesNothingThatItDidNotMake) {
   RunFolder(run.out).create();
   std::vector<std::string> left;
   for (const auto& entry : fs::recursive_directory_iterator(run.out)) left.push_back(entry.path().filename());
-  EXPECT_THAT(left, ::testing::UnorderedElementsAre("thesis.partial", "book.partial-1", "notes.partial", "a",
-                                                    "train.json.partial-x", "checkpoints", "step-best.partial",
-                                                    "train.lock"));
+  EXPECT_THAT(
+      left, ::testing::UnorderedElementsAre("thesis.partial", "book.partial-1", "notes.partial", "a",
+                                            "train.json.partial-x", "checkpoints", "step-best.partial", "train.lock"));
 }
 
 TEST_F(CheckpointsTest, OneTrainerAtATimeWritesARun) {

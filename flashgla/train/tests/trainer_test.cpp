@@ -337,10 +337,12 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
   };
   TrainConfig run = config("limit");
   run.batch_tokens = 16 * 64;
+  std::size_t model = 0;  // without any step
   const std::size_t free = [&] {
     const Trainer trainer(run, {}, false);
     EXPECT_EQ(trainer.config().recompute, "nothing");
     EXPECT_EQ(trainer.config().micro_batch, 16);
+    for (std::size_t i = 0; i < 3; ++i) model += trainer.plan().rows[i].bytes;  // parameters, gradients, moments
     return trainer.plan().total();
   }();
   std::size_t previous = free + 1;
@@ -355,6 +357,9 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
   }
   run.memory_limit = "100KB";
   EXPECT_THAT([&] { Trainer(run, {}, false); },
+              ThrowsMessage<Error>(HasSubstr("are allowed; remedies: optimizer_state half, a smaller model")));
+  run.memory_limit = std::to_string(model + 1000);
+  EXPECT_THAT([&] { Trainer(run, {}, false); },
               ThrowsMessage<Error>(HasSubstr("are allowed; remedies: optimizer_state half, a smaller batch_tokens")));
   run.recompute = "nothing";
   run.micro_batch = 4;
@@ -366,6 +371,42 @@ TEST_F(TrainerTest, MemoryLimitChoosesTheForm) {
 }
 
 // A model that does not name its vocabulary's size takes the data's, in the configuration and in a file of its own.
+// What has room nowhere is refused before it is taken.
+TEST_F(TrainerTest, AModelThatIsTooLargeIsRefusedByItsShape) {
+  TrainConfig run = config("huge");
+  run.model = R"({"hidden_size": 65536, "num_hidden_layers": 96, "num_heads": 64})";
+  EXPECT_THAT(
+      [&] { Trainer(run, {}, false); },
+      ThrowsMessage<Error>(::testing::MatchesRegex(
+          "training: [0-9.]+ GiB of memory are needed on .*; remedies: optimizer_state half, a smaller model")));
+  for (const std::string dtype : {"f32", "bf16"}) {
+    for (const std::string state : {"full", "split_master", "half"}) {
+      TrainConfig small = config("shape");
+      small.dtype = dtype;
+      small.optimizer_state = state;
+      Trainer trainer(small, {}, false, /*plan_only=*/true);
+      std::size_t planned = 0;
+      for (const MemoryPlan::Row& row : trainer.plan().rows) planned += row.group == "optimizer" ? row.bytes : 0;
+      std::size_t taken = 0;
+      for (const model::NamedTensor& tensor : trainer.state_tensors()) taken += tensor.tensor.bytes();
+      EXPECT_EQ(planned, taken) << dtype << " " << state;
+      EXPECT_EQ(trainer.plan().rows[0].bytes, trainer.model().parameters().value_bytes());
+      EXPECT_EQ(trainer.plan().rows[1].bytes, trainer.model().parameters().gradient_bytes());
+    }
+  }
+}
+
+TEST_F(TrainerTest, InitialWeightsAndTheModelOfTheConfigurationAgree) {
+  const TrainConfig first = config("first");
+  train(first);
+  TrainConfig second = config("second");
+  second.initial_weights = first.out;
+  EXPECT_NO_THROW(Trainer(second, {}, false));
+  second.model = R"({"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2})";
+  EXPECT_THAT([&] { Trainer(second, {}, false); },
+              ThrowsMessage<Error>(HasSubstr("model: num_hidden_layers is 1; expected 2 as in ")));
+}
+
 TEST_F(TrainerTest, ModelWithoutAVocabularyTakesTheDatas) {
   const std::string shape = R"({"hidden_size": 32, "num_hidden_layers": 1, "num_heads": 2)";
   TrainConfig run = config("vocabulary");
