@@ -86,7 +86,6 @@ std::string prepared(const std::string& path, const std::string& out, bool quiet
   remove_partial_files(folder, made);
   for (const std::string& name : data::prepared_files()) fs::remove(folder + "/" + name);
   write_file(source_file, nlohmann::json{{"file", path}, {"xxh3", checksum.text()}}.dump() + "\n");
-  fs::remove(folder + "/" + data::kDatasetFile);
   Progress progress("preparing " + path, 0, quiet);
   data::PrepareOptions options;
   options.inputs = {path};
@@ -172,6 +171,12 @@ void run_train(const TrainArguments& arguments) {
   train::TrainConfig config = resolve(arguments);
   config.validate();
   chosen_device(config.device);
+  // A run folder holds the tokens of a plain text that it was begun with, wherever either lies now.
+  const std::string own = config.out + "/data";
+  if (arguments.resume && !arguments.fields.contains("data") && !fs::exists(config.data) &&
+      fs::exists(own + "/" + data::kDatasetFile)) {
+    config.data = own;
+  }
   if (!fs::exists(config.data)) {
     throw Error(config.data + ": there is no such data" +
                 (arguments.resume && arguments.config.empty() && !arguments.fields.contains("data")
@@ -252,7 +257,8 @@ void add_train(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "train",
       "Trains a model. Data: a folder made by `flashgla data prepare`, or a plain text file (taken byte by byte, its\n"
-      "last tenth kept for validation). Every flag below is also a key of the --config file; flags win.\n"
+      "last tenth kept for validation). The flags below are also keys of the --config file\n"
+      "(--batch-tokens is batch_tokens), but for --config, --resume, --quiet, --plan, --batch and --steps; flags win.\n"
       "\n"
       "  flashgla train --data book.txt --out runs/book                     a small model on one text\n"
       "  flashgla train --config configs/gla-340m-15b.json --data D --out R   the paper's recipe\n"

@@ -22,7 +22,17 @@ holds 'without a folder for temporary files it says so' sh -c \
 refuses '--resume' train $small --steps 5 --out run
 refuses 'model: model_type is "transformer"; expected "gla" as in the run' \
   train --preset transformer-tiny --steps 30 --out run --resume
-refuses "dtype is 'bf16'; expected f32, in which the run was begun" train --dtype bf16 --steps 30 --out run --resume
+refuses "dtype is 'bf16'; expected 'f32', with which the run was begun" train --dtype bf16 --steps 30 --out run --resume
+refuses "optimizer_state is 'half'; expected 'full', with which the run was begun" \
+  train --optimizer-state half --steps 30 --out run --resume
+refuses 'sequence_length is 32; expected 64, with which the run was begun' train --length 32 --steps 30 --out run --resume
+refuses 'batch_tokens is 256; expected 128, with which the run was begun' train --batch 4 --steps 30 --out run --resume
+refuses "order is 'segments'; expected 'windows', with which|order is 'segments'; expected 'packed', with which" \
+  train --order segments --steps 30 --out run --resume
+refuses "initial_weights is 'other'; expected '', with which the run was begun" \
+  train --initial-weights other --steps 30 --out run --resume
+holds 'what cannot change of a run is no remedy' sh -c '! "$1" train --memory-limit 1MB --out run --resume 2>said &&
+  grep -q "remedies: a higher memory_limit, a device with more memory" said' - "$flashgla"
 refuses 'nowhere: there is no run to go on with' train --out nowhere --resume
 refuses 'initial-weights brings its model' train $small --initial-weights run --out a
 
@@ -89,6 +99,9 @@ succeeds 'finished' train --data other.txt $text
 holds 'the tokens are of the other text' sh -c '"$1" data info texts/data | grep -q "another text"' - "$flashgla"
 refuses 'one.txt, but the run in texts was begun with another text, other.txt' train --data one.txt $text --resume
 succeeds 'finished' train --data other.txt $text --resume
+mkdir -p moved/below && cp -r texts moved/
+holds 'a run on a text goes on from another folder' sh -c 'cd moved/below && "$1" train --out ../texts --resume --quiet' - \
+  "$flashgla"
 mkdir -p mine/data && echo mine >mine/data/train.bin
 refuses 'mine/data holds files already' train --data one.txt --preset gla-tiny --steps 2 --out mine
 holds 'files of others are as they were' grep -q mine mine/data/train.bin
@@ -96,6 +109,9 @@ holds 'files of others are as they were' grep -q mine mine/data/train.bin
 echo '{"lerning_rate": 1}' >misspelled.json
 refuses "misspelled.json: there is no training field 'lerning_rate'; did you mean 'learning_rate'" \
   train $small --config misspelled.json --out a
+refuses 'out is not UTF-8; expected text in UTF-8' train $small --out "$(printf 'caf\351')"
+refuses 'epsilon is 1e-60; expected a positive f32' train $small --epsilon 1e-60 --out a
+refuses "seed: '9007199254740993' is too large" train $small --seed 9007199254740993 --out a
 refuses 'seed is -1; expected 0 or more' train $small --seed -1 --out a
 refuses "model is 'no/model', where there is nothing; expected a preset, a folder" \
   train --data tokens --model no/model --out a
