@@ -30,7 +30,9 @@ struct Remedies {
   };
   std::string remedies;
   const bool settled = are.resumed && (config.order == "packed" || config.order == "segments");
-  if (!are.model_alone && config.micro_batch != 0 && !settled) remedies += "micro_batch 0, ";
+  if (!are.model_alone && config.micro_batch != 0 && !settled) {
+    remedies += are.resumed ? "a smaller micro_batch, " : "micro_batch 0, ";
+  }
   if (!are.model_alone && config.recompute != "automatic") remedies += "recompute automatic, ";
   if (!are.resumed && config.optimizer_state != "half") remedies += "optimizer_state half, ";
   if (!are.resumed && !are.model_alone) remedies += "a smaller batch_tokens or sequence_length, ";

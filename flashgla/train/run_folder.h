@@ -1,6 +1,6 @@
 // The folder of a run:
 //
-//     train.json               the configuration, as resolved
+//     train.json               the configuration, as resolved but for device and micro_batch, which are as given
 //     train.lock               empty: held by the process that trains here
 //     metrics.jsonl
 //     products.txt             on a GPU: the algorithms that its matrix products use; also in each checkpoint

@@ -99,6 +99,7 @@ TrainConfig settled(TrainConfig config) {
 Trainer::Trainer(const TrainConfig& config, Events events, bool resume, bool plan_only)
     : config_(settled(config)),
       device_asked_for_(config.device),
+      micro_batch_asked_for_(config.micro_batch),
       events_(std::move(events)),
       context_(device_from_name(config_.device), static_cast<int>(config.threads)),
       folder_(config.out),
@@ -150,6 +151,7 @@ void Trainer::begin() {
   }
   TrainConfig written = config_;
   written.device = device_asked_for_;  // the run may go on on another machine
+  written.micro_batch = micro_batch_asked_for_;
   write_file(folder_.config_file(), to_json(written));
   for (const char* name : {kProductsFile, kAttentionFile}) fs::remove(folder_.path() + "/" + name);
   for (const auto& [name, text] : records_of_libraries()) write_file(folder_.path() + "/" + name, text);
@@ -233,9 +235,9 @@ void Trainer::require_same_run(const Found& found) {
   require("seed", config_.seed, begun.seed);
   require("optimizer_state", config_.optimizer_state, begun.optimizer_state);
   if (!config_.initial_weights.empty()) require("initial_weights", config_.initial_weights, begun.initial_weights);
-  // What is packed, and the states that are carried, are of one micro-batch each.
+  // Another micro-batch rounds otherwise; what is packed, and the states that are carried, are of one each.
+  if (config_.micro_batch == 0) config_.micro_batch = begun.micro_batch;
   if (config_.order == "packed" || config_.order == "segments") {
-    if (config_.micro_batch == 0) config_.micro_batch = begun.micro_batch;
     require("micro_batch", config_.micro_batch, begun.micro_batch);
   }
   try {

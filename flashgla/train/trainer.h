@@ -128,7 +128,7 @@ class Trainer {
   };
   std::optional<Found> find_checkpoint() const;
   // Throws Error naming the field where the configuration asks for another model, other data or what else a run cannot
-  // change; takes the run's micro_batch where its state depends on that and none is given.
+  // change; takes the run's micro_batch where none is given.
   void require_same_run(const Found& found);
   // The same of a model that is stored, `where`.
   void require_same_model(const model::ModelConfig& stored, const std::string& where) const;
@@ -165,6 +165,7 @@ class Trainer {
 
   TrainConfig config_;
   std::string device_asked_for_;
+  std::int64_t micro_batch_asked_for_;
   Events events_;
   Context context_;
   RunFolder folder_;

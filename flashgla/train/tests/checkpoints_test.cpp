@@ -287,6 +287,13 @@ TEST_F(CheckpointsTest, WhatARunCannotChangeIsRefusedByName) {
               names("remedies: a higher memory_limit, a device with more memory"));
   run.micro_batch = 0;
   EXPECT_EQ(Trainer(run, {}, true).config().micro_batch, 2);
+
+  // What the run settled of itself stands in no flag's way.
+  TrainConfig free = config("unsettled");
+  train(free);
+  load_config(free, RunFolder(free.out).config_file());
+  free.batch_tokens = 128;
+  EXPECT_THAT([&] { Trainer(free, {}, true); }, names("batch_tokens is 128; expected 256"));
 }
 
 TEST_F(CheckpointsTest, RemovesNothingThatItDidNotMake) {
