@@ -66,7 +66,8 @@ def _exchange(name: str, old: Callable[..., Any], new: Callable[..., Any]) -> No
 
 
 def _modules() -> list[Any]:
-    return [module for name, module in list(sys.modules.items()) if name == "fla" or name.startswith("fla.")]
+    return [module for name, module in list(sys.modules.items())
+            if module is not None and (name == "fla" or name.startswith("fla."))]
 
 
 def enable(algorithm: str = "chunk_recomputed") -> None:
