@@ -4,6 +4,8 @@ flashgla (or PYTHONPATH). Prints a line a check; exit code 1 when one fails."""
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import ctypes
 import itertools
 import pathlib
@@ -12,6 +14,7 @@ import traceback
 import types
 import warnings
 
+import flashgla.fla
 import flashgla.torch
 import torch
 import torch._dynamo.testing
@@ -510,6 +513,172 @@ def check_names():
         slots, expected_hk, _ = recurrence(q_, k_, s, gv=g)
         expected, expected_hv, _ = recurrence(slots.softmax(-1), s, v_, g, scale=1.0)
         gradients_close((o, hk, hv), (expected, expected_hk, expected_hv), leaves, 2e-5)
+
+
+def refused(call, text, kinds=(TypeError, ValueError)):
+    try:
+        call()
+    except kinds as problem:
+        assert text in str(problem), f"{problem!r}; expected: {text}"
+    else:
+        raise AssertionError(f"not refused: {text}")
+
+
+def check_refusals_by_names_of_fla():
+    q, k, v, g, gv = inputs("key_value", groups=4, batch=1)
+    s, gs, packing = normal(1, 70, 4, 8), -normal(1, 70, 4, 8).abs(), cu_seqlens(20, 70)
+
+    def packed(*ends):
+        return ops.chunk_gla(q, k, v, g, cu_seqlens=packing, cu_seqlens_cpu=torch.tensor(ends))
+
+    for call, text in [
+        (lambda: ops.fused_recurrent_gla(q, k, v, g[:, 1:], gv), "gk has shape"),
+        (lambda: ops.fused_recurrent_gla(q, k, v, gk=g[..., 0]), "gk has shape [1,70,4]; expected [B,T,H,K]"),
+        (lambda: ops.chunk_gla(q, k, v, [g]), "g is of type list"),
+        (lambda: ops.chunk_gla(q, None, v, g), "k is of type NoneType"),
+        (lambda: ops.chunk_gla(q, k, v, g, initial_state=[s]), "initial_state is of type list"),
+        (lambda: ops.chunk_simple_gla(q, k, v, g_gamma=g[0, 0, :3, 0]), "g_gamma has shape [3]"),
+        (lambda: ops.chunk_simple_gla(q, k, v, g), "g has shape [1,70,4,16]; expected [B,T,H]"),
+        (lambda: ops.chunk_simple_gla(q, k, v, transpose_state_layout=True), "transpose_state_layout is True"),
+        (lambda: ops.chunk_retention(q[0, 0], k, v), "q has shape [4,16]"),
+        (lambda: ops.chunk_lightning_attn(q[0, 0], k, v, 0, 2), "q has shape [4,16]"),
+        (lambda: ops.chunk_retention(q, k[:, :, :3], v[:, :, :3]), "k has 3 heads"),
+        (lambda: ops.fused_recurrent_gla(q, k, v, cu_seqlens=[0, 70], reverse=True), "cu_seqlens is of type list"),
+        (lambda: ops.chunk_gsa(q, k, v, s[:, 1:], gs), "s has shape"),
+        (lambda: ops.chunk_gsa(q, k, v, s, gs[:, 1:]), "g has shape"),
+        (lambda: ops.chunk_gsa(q, k, v, s, gs, initial_state=s), "initial_state is of type Tensor; expected a pair"),
+        (lambda: ops.chunk_gsa(q, k, v, s, gs, initial_state=(s,)), "initial_state has 1 elements"),
+        (lambda: packed(0), "cu_seqlens_cpu has 1 elements"),
+        (lambda: packed(0, 20, 30, 70), "cu_seqlens_cpu has 4 elements"),
+        (lambda: packed(1, 20, 70), "cu_seqlens_cpu goes from 1 to 70"),
+        (lambda: packed(0, 20, 71), "cu_seqlens_cpu goes from 0 to 71"),
+        (lambda: packed(0, 80, 70), "cu_seqlens_cpu falls by 10"),
+        (lambda: ops.chunk_gsa(q, k, v, s, gs, cu_seqlens=packing, cu_seqlens_cpu=torch.tensor([0, 80, 70])),
+         "cu_seqlens_cpu falls by 10"),
+    ]:
+        refused(call, text)
+
+
+def check_what_fla_takes():
+    """Arguments that FLA's functions take, and the results they give back for them."""
+    q, k, v, g, gv = inputs("key_value", groups=4)
+    half = torch.bfloat16
+    h0 = normal(2, 4, 32, 16)
+    for state_wanted in (None, True):
+        ht = ops.chunk_gla(q, k, v, g, initial_state=h0, output_final_state=state_wanted, state_v_first=True)[1]
+        assert (ht is None) == (state_wanted is None) and (ht is None or ht.is_contiguous())
+    few = [x.to(half) for x in (q, k, v)]
+    mixed = ops.fused_recurrent_gla(*few, g.to(half), gv)[0]
+    assert torch.equal(mixed, ops.fused_recurrent_gla(*few, g.to(half).float(), gv)[0])
+    with torch.autocast(device, half):
+        assert ops.chunk_gla(q, k, v.to(half), g)[0].dtype == half
+    one, gamma = inputs("scalar", groups=4)[3], inputs("constant", groups=4)[3]
+    close(ops.chunk_simple_gla(q, k, v, one, gamma.to(half))[0],
+          recurrence(q, k, v, one + gamma.to(half).float())[0], 1e-5)
+    _, (ht, zt) = ops.chunk_linear_attn(q, k.abs(), v, normalize=True)
+    assert ht is None
+    close(zt, k.abs().sum(1, keepdim=True), 1e-5)
+    for function in (ops.chunk_retention, lambda *x, **y: ops.chunk_lightning_attn(*x, 1, 4, **y)):
+        q, k, v = inputs(groups=2)[:3]
+        mine = function(q, k, v, output_final_state=True)
+        theirs = function(q, *(x.repeat_interleave(2, 2) for x in (k, v)), output_final_state=True)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs)) and mine[1].shape == (2, 4, 16, 32)
+
+
+@contextlib.contextmanager
+def stub_of_fla(calls):
+    """Modules named as FLA's in sys.modules, without fla.layers and Lightning attention as in older and smaller
+    installations; their functions note their name and arguments in `calls`."""
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "fla"}
+    sys.modules |= {"fla": types.ModuleType("fla"), "fla.ops": types.ModuleType("fla.ops")}
+    for name in ("fla", "fla.ops"):
+        sys.modules[name].__path__ = []
+    for family, names in flashgla.fla._FAMILIES.items():
+        if family == "lightning_attn":
+            continue
+        module = sys.modules[f"fla.ops.{family}"] = types.ModuleType(f"fla.ops.{family}")
+        for name in names:
+            setattr(module, name, lambda *args, name=name, **kwargs: calls.append((name, args, kwargs)))
+    try:
+        yield
+    finally:
+        flashgla.fla.disable()
+        for name in [name for name in sys.modules if name.split(".")[0] == "fla"]:
+            del sys.modules[name]
+        sys.modules |= hidden
+
+
+def check_enable():
+    """What enable() puts in, gives back, leaves to FLA and refuses, with a stub for FLA."""
+    calls = []
+    with stub_of_fla(calls):
+        holder = sys.modules["fla.ops.gla"]
+        theirs = holder.chunk_gla, holder.fused_recurrent_gla
+        retention = sys.modules.pop("fla.ops.retention")
+        sys.modules["fla.ops.retention"] = None  # its import fails
+        ops.ALGORITHM = "recurrent"
+        try:
+            flashgla.fla.enable()
+            assert "chunk_gla" in flashgla.fla.table() and "retention" not in flashgla.fla.table()
+            flashgla.fla.disable()
+            assert ops.ALGORITHM == "recurrent"
+        finally:
+            ops.ALGORITHM = "automatic"
+        sys.modules["fla.ops.retention"] = retention
+        broken = sys.modules["fla.ops.gsa"]
+        del sys.modules["fla.ops.gsa"]
+
+        class Broken:
+            def find_spec(self, name, path=None, target=None):
+                if name == "fla.ops.gsa":
+                    raise RuntimeError("broken")
+
+        finder = Broken()
+        sys.meta_path.insert(0, finder)
+        try:
+            refused(flashgla.fla.enable, "broken", RuntimeError)
+        finally:
+            sys.meta_path.remove(finder)
+            sys.modules["fla.ops.gsa"] = broken
+        assert (holder.chunk_gla, holder.fused_recurrent_gla) == theirs and not flashgla.fla._replaced
+        assert ops.ALGORITHM == "automatic"
+
+        def turn():
+            for _ in range(20):
+                flashgla.fla.enable()
+                flashgla.fla.table()
+                flashgla.fla.disable()
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(turn) for _ in range(8)]:
+                done.result()
+        assert (holder.chunk_gla, holder.fused_recurrent_gla) == theirs and ops.ALGORITHM == "automatic"
+
+        flashgla.fla.enable()
+        assert ops.ALGORITHM == "chunk_recomputed" and holder.chunk_gla is not theirs[0]
+        q, k, v, g, _ = inputs(groups=4)
+        assert torch.equal(holder.chunk_gla(q, k, v, g)[0], ops.chunk_gla(q, k, v, g)[0]) and not calls
+        refused(lambda: holder.chunk_gla(q, k[:, 1:], v, g), "k has shape")
+        if device == "cpu":
+            refused(lambda: holder.chunk_gla(q, k, v.half(), g), "v is of torch.float16")
+        assert not calls
+        with torch._subclasses.FakeTensorMode():  # of devices on which the operator does not run
+            for place in ("cuda", "xpu"):
+                fake = [torch.empty(2, 70, 4, 16, device=place, dtype=torch.bfloat16) for _ in range(4)]
+                flashgla.ops._missing[fake[0].device.index] = "this is a check"
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    holder.fused_recurrent_gla(*fake, transpose_state_layout=True)
+                flashgla.ops._missing.clear()
+                name, args, kwargs = calls.pop()
+                assert name == "fused_recurrent_gla" and args[0] is fake[0] and kwargs == {"state_v_first": True}
+                assert [w.filename for w in caught if w.category is DeprecationWarning] == [__file__]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            holder.chunk_gla(q, k, v, g, transpose_state_layout=True)
+        assert [w.filename for w in caught] == [__file__]
+        flashgla.fla.disable()
+        assert (holder.chunk_gla, holder.fused_recurrent_gla) == theirs and ops.ALGORITHM == "automatic"
 
 
 def check_readme():
