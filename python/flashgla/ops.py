@@ -104,7 +104,8 @@ def _check(name: str, x: Any, shape: str) -> None:
 def _check_covered(q: Tensor, k: Tensor, v: Tensor) -> None:
     """What FLA may take and flashgla does not; of the rest, what the operator cannot name."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check(name, x, "[B,T,H,V]" if name == "v" else "[B,T,H,K]")
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            _check(name, x, "[B,T,H,V]" if name == "v" else "[B,T,H,K]")
         if x.dtype not in _DTYPES.get(x.device.type, ()):
             raise NotCovered(f"{name} is of {x.dtype} on {x.device}; it is not supported")
         if x.dtype != q.dtype and (q.dtype == torch.float64 or not torch.is_autocast_enabled(q.device.type)):
