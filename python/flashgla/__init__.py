@@ -86,11 +86,12 @@ def gated_linear_attention(q: Any, k: Any, v: Any, g: Any = None, gv: Any = None
         k: keys [B,T,G,K]; H / G consecutive query heads share a key-value head.
         v: values [B,T,G,V].
         g: log gate over keys: [G] constant, [B,T,G] one a token and head, [B,T,G,K] a vector over keys, None no gate.
-        gv: log gate over values [B,T,G,V]; then g is [B,T,G,K] or None.
+        gv: log gate over values [B,T,G,V]; then g is [B,T,G,K], in gv's dtype, or None.
         scale: factor on q^T h; None is K^-1/2.
         initial_state: h before the first token [N,G,K,V]; with `normalize` a pair (h, z), z [N,G,K]. None is zeros.
         output_final_state: whether the second result is the state after the last token, shaped as initial_state.
-        cu_seqlens: int32 or int64 [N+1], 0 = c_0 <= ... <= c_N = T: N sequences packed into one row (B = 1).
+        cu_seqlens: int32 or int64 [N+1], 0 = c_0 <= ... <= c_N = T: N sequences packed into one row (B = 1). Values
+            that lie on a GPU are not checked.
         algorithm: automatic, recurrent, parallel, chunk_materialized (states kept for backward) or chunk_recomputed.
         feature_map: phi: identity, elu_plus_one or relu.
         normalize: divide by the sum of keys (linear attention; no gate).
