@@ -101,6 +101,9 @@ __device__ __forceinline__ void start_walk(const ChannelsView<Core, kGates>& vie
   const int last = (chunks == kAllChunks ? own.chunks() : chunks) - 1, rows = own.rows(last);
   if (threadIdx.x == 0) {
     own.start(view.places(), d, last, view.kGateBytes, 1);
+    const auto bit = [](Places::Tensor gradient, const Strided& s) { return s.data != nullptr ? 1u << gradient : 0u; };
+    store_shared_4(view.base + Layout::wanted,
+                   bit(Places::dq, d.dq) | bit(Places::dk, d.dk) | bit(Places::dv, d.dv) | bit(Places::dg, d.dg));
     store_shared_4(view.base + Layout::last, last);
     store_shared_4(view.base + Layout::last_rows, rows);
     store_shared_4(view.base + Layout::rung, static_cast<std::uint32_t>(rung));

@@ -45,7 +45,8 @@ struct ChannelsShared : InputTiles {
   // written.
   static constexpr int last = places + 3 * Places::count * 8, last_rows = last + 4, index = last_rows + 4,
                        rung = index + 4;
-  static constexpr int gates_held = rung + 4;  // whether the chunk under way went by half blocks
+  static constexpr int gates_held = rung + 4;    // whether the chunk under way went by half blocks
+  static constexpr int wanted = gates_held + 4;  // a bit of each gradient that is
   // Of 256 bytes each; by blocks, where there are none, the first four are what each warp's queries add to dh h.
   static constexpr int anchors = gates_held + 16, by_queries = anchors;
   static constexpr int diagonal = anchors + Anchors::bytes;  // [64] of each group: what tokens have with themselves
@@ -160,6 +161,10 @@ struct ChannelsView {
   __device__ __forceinline__ int last_chunk() const { return static_cast<int>(load_shared_4(base + Layout::last)); }
   __device__ __forceinline__ int rows_in(int index) const {
     return index == last_chunk() ? static_cast<int>(load_shared_4(base + Layout::last_rows)) : kChunk;
+  }
+  // By a bit: asked by its address the backward takes 1% longer.
+  __device__ __forceinline__ bool is_wanted(Places::Tensor gradient) const {
+    return (load_shared_4(base + Layout::wanted) >> gradient & 1) != 0;
   }
   __device__ __forceinline__ int index_there() const { return static_cast<int>(load_shared_4(base + Layout::index)); }
   __device__ __forceinline__ int index_now(int index) const {
@@ -367,12 +372,13 @@ struct ChannelsView {
     const int after = index + 1, rows = rows_in(after);
     const std::uint32_t stage = stage_of(after);
     if (first_group) {
-      if (auto* to = places().template get<__nv_bfloat16>(after, Places::dv)) {
-        store_through<Core>(stage + Layout::h, to, static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
+      if (is_wanted(Places::dv)) {
+        store_through<Core>(stage + Layout::h, places().template get<__nv_bfloat16>(after, Places::dv),
+                            static_cast<int>(f.gradients.dv.token), held, rows, p.value_dim);
       }
       return;
     }
-    if (places().template get<void>(after, Places::dg) == nullptr) return;
+    if (!is_wanted(Places::dg)) return;
     const std::uint32_t parts[4] = {stage + Layout::v, stage + Layout::k, stage + Layout::d_o, stage + Layout::q};
     const std::uint32_t from_beyond = base + Layout::beyond;
     float weight = 1.0f;  // of what is from beyond: 0 where it has been added
@@ -461,9 +467,10 @@ struct ChannelsView {
     const int thread = thread_shuffled<Core>(fresh_thread());
     const bool queries = in_first_group();  // anew: what hangs on it would be held through the walk
     const Strided& out = queries ? f.gradients.dq : f.gradients.dk;
-    if (auto* to = places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk)) {
-      store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(), to, static_cast<int>(out.token), d,
-                          rows_in(index), p.key_dim);
+    if (is_wanted(queries ? Places::dq : Places::dk)) {
+      store_through<Core>(queries ? stage_of(index) + Layout::h : x_tile(),
+                          places().template get<__nv_bfloat16>(index, queries ? Places::dq : Places::dk),
+                          static_cast<int>(out.token), d, rows_in(index), p.key_dim);
     }
     if (first_group && thread < 32) places().step_back(index_there(), thread);  // read again: no register holds it
   }
