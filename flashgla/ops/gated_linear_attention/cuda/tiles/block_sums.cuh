@@ -142,9 +142,9 @@ __device__ __forceinline__ void publish_block(std::uint32_t room, const Accumula
 }
 
 // After it: of the lane's two channels, 2 lane and the next. Sums of gates: of all of a block, from its start to the
-// keys' anchor and from there to its end, and the same for queries'.
+// keys' anchor and from there to its end, and from its start to the queries'.
 struct BlockSums {
-  float2 total[kBlocks], to_keys[kBlocks], after_keys[kBlocks], to_queries[kBlocks], after_queries[kBlocks];
+  float2 total[kBlocks], to_keys[kBlocks], after_keys[kBlocks], to_queries[kBlocks];
 };
 __device__ __forceinline__ float2 sum_of(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 __device__ __forceinline__ float2 half_of(float2 x) { return make_float2(0.5f * x.x, 0.5f * x.y); }
@@ -163,7 +163,6 @@ __device__ __forceinline__ BlockSums read_blocks(std::uint32_t room, int lane) {
     sums.to_keys[t] = near ? half : total;
     sums.after_keys[t] = near ? rest : none;
     sums.to_queries[t] = near ? half : none;
-    sums.after_queries[t] = near ? rest : total;
   }
   return sums;
 }
@@ -182,28 +181,23 @@ __device__ __forceinline__ float2 sum_of_blocks(const BlockSums& sums) {
   return sum_of(sum_of(sums.total[0], sums.total[1]), sum_of(sums.total[2], sums.total[3]));
 }
 // Factors of the queries of block w: 0 from block 0's keys' anchor (from w = 0's own queries') to the chunk's start; t
-// from block t's keys' anchor (w: the queries') to block t - 1's keys'. Or of its keys: t from block t + 1's queries'
-// anchor (the last from the chunk's end) to block t's (w: the keys'). Of w the root.
-template <bool kQueries>
+// from block t's keys' anchor (w: the queries') to block t - 1's keys'. Of w the root.
 __device__ __forceinline__ void put_block_factors(std::uint32_t room, const BlockSums& sums, int warp, int lane) {
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
-    float2 exponent = t == warp ? (kQueries ? sums.to_queries[t] : sums.after_keys[t])
-                                : (kQueries ? sums.to_keys[t] : sums.after_queries[t]);
-    if (kQueries && t > 0) exponent = sum_of(exponent, sums.after_keys[t - 1]);
-    if (!kQueries && t + 1 < kBlocks) exponent = sum_of(exponent, sums.to_queries[t + 1]);
+    float2 exponent = t == warp ? sums.to_queries[t] : sums.to_keys[t];
+    if (t > 0) exponent = sum_of(exponent, sums.after_keys[t - 1]);
     if (t == warp) exponent = half_of(exponent);
     store_shared_float2(block_factor(room, warp, t) + 8 * lane, power_of(exponent));
   }
 }
-// From the keys' anchor of block w to the chunk's end, or to the queries' from its start.
-template <bool kToEnd>
-__device__ __forceinline__ float2 outer_factor(const BlockSums& sums, int warp) {
+// From the keys' anchor of block w to the chunk's end.
+__device__ __forceinline__ float2 factor_to_end(const BlockSums& sums, int warp) {
   float2 exponent = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
-    if (t == warp) exponent = sum_of(exponent, kToEnd ? sums.after_keys[t] : sums.to_queries[t]);
-    if (kToEnd ? t > warp : t < warp) exponent = sum_of(exponent, sums.total[t]);
+    if (t == warp) exponent = sum_of(exponent, sums.after_keys[t]);
+    if (t > warp) exponent = sum_of(exponent, sums.total[t]);
   }
   return power_of(exponent);
 }

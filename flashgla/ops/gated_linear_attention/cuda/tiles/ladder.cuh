@@ -184,8 +184,8 @@ __device__ __forceinline__ void gate_by_blocks(Accumulator& scores, std::uint32_
   {
     const int warp = fresh_thread() / 32, lane = fresh_thread() % 32;
     const BlockSums blocks = read_blocks(room, lane);
-    put_block_factors<true>(room, blocks, warp, lane);
-    store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, outer_factor<true>(blocks, warp));
+    put_block_factors(room, blocks, warp, lane);
+    store_shared_float2(block_factor(room, warp, kToEnd) + 8 * lane, factor_to_end(blocks, warp));
     take_sums(sum_of_blocks(blocks), each_is_near(room));
   }
   __syncwarp();
