@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import pathlib
 import sys
-import traceback
 import types
 import warnings
 
@@ -21,7 +20,7 @@ import torch._dynamo.testing
 import torch.utils.checkpoint
 import torch_inputs
 from recurrence import error, recurrence
-from torch_inputs import GATES, TOLERANCE, close, cu_seqlens, gradients_close, inputs, normal
+from torch_inputs import GATES, TOLERANCE, close, cu_seqlens, gradients_close, inputs, normal, run_checks
 
 import flashgla
 import flashgla.ops as ops
@@ -765,21 +764,7 @@ def main() -> int:
     arguments = parser.parse_args()
     device = torch_inputs.device = arguments.device
     torch._dynamo.config.recompile_limit = 4
-    failed = 0
-    for name, check in list(globals().items()):
-        if not name.startswith("check_") or arguments.only not in name:
-            continue
-        if ONLY_ON.get(check, device) != device:
-            print(f"-       {name[6:]} ({ONLY_ON[check]} only)")
-            continue
-        try:
-            check()
-            print(f"ok      {name[6:]}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {name[6:]}\n{traceback.format_exc()}", flush=True)
-    print(f"PyTorch {torch.__version__} on {device}: {failed} failed")
-    return 1 if failed else 0
+    return run_checks(globals(), arguments.only, ONLY_ON)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-import traceback
 
 import flashgla.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch_inputs import run_checks
 
 import flashgla
 
@@ -222,20 +222,5 @@ def check_forward_mode():
         assert torch.equal(flashgla.gated_linear_attention(q, k, v)[0], expected)
 
 
-def main() -> int:
-    failed = 0
-    for name, check in list(globals().items()):
-        if not name.startswith("check_"):
-            continue
-        try:
-            check()
-            print(f"ok      {name[6:]}", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {name[6:]}\n{traceback.format_exc()}", flush=True)
-    print(f"PyTorch {torch.__version__}: {failed} failed")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks(globals()))

@@ -1,6 +1,8 @@
-"""What torch_check.py's checks share: tensors drawn for them on `device`, and comparisons."""
+"""What torch_check.py's checks share, tensors drawn for them on `device` and comparisons, and how checks are run."""
 
 from __future__ import annotations
+
+import traceback
 
 import torch
 from recurrence import error
@@ -56,3 +58,24 @@ def gradients_close(outputs, expected, leaves, tolerance):
     for i, (mine, theirs) in enumerate(zip(actual, wanted)):
         assert mine.dtype == leaves[i].dtype
         close(mine, theirs, 2 * tolerance, f"gradient {i}")
+
+
+def run_checks(module, only="", only_on=None):
+    """Calls a module's functions named check_... that hold `only` and prints a line each; those of `only_on` on its
+    device alone. Returns the exit code."""
+    failed = 0
+    for name, check in list(module.items()):
+        if not name.startswith("check_") or only not in name:
+            continue
+        wanted = (only_on or {}).get(check, device)
+        if wanted != device:
+            print(f"-       {name[6:]} ({wanted} only)")
+            continue
+        try:
+            check()
+            print(f"ok      {name[6:]}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {name[6:]}\n{traceback.format_exc()}", flush=True)
+    print(f"PyTorch {torch.__version__} on {device}: {failed} failed")
+    return 1 if failed else 0
