@@ -19,6 +19,7 @@
 #include "cli/say.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/json.h"
 #include "flashgla/data/dataset.h"
 #include "flashgla/data/prepare.h"
 #include "flashgla/data/recall.h"
@@ -58,11 +59,6 @@ class ByteProgress {
   std::chrono::steady_clock::time_point start_;
 };
 
-// Names of files, and bytes that are no text, need not be UTF-8.
-std::string shown(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 struct StoriesArguments {
   data::StoriesOptions options;
   bool quiet = false;
@@ -81,7 +77,7 @@ void run_stories(StoriesArguments& arguments) {
                                          {"entropy_bits_per_byte", report.entropy_bits_per_byte},
                                          {"realised_bits_per_byte", report.realised_bits_per_byte},
                                          {"standard_error", report.standard_error}};
-    print("{}\n", shown(json));
+    print("{}\n", json_text(json, 2));
     return;
   }
   print("{}: {} stories, {} of text, seed {}\n", arguments.options.out, report.documents,
@@ -151,7 +147,7 @@ void run_prepare(PrepareArguments& arguments) {
                                          {"train", to_json(report.train)},
                                          {"validation", to_json(report.validation)},
                                          {"files_passed_over", report.passed_over}};
-    print("{}\n", shown(json));
+    print("{}\n", json_text(json, 2));
     return;
   }
   const auto show = [](const char* name, const data::PreparedPart& part) {
@@ -246,7 +242,7 @@ void run_info(DataInfoArguments& arguments) {
   if (arguments.json) {
     json["tokenizer"] = {{"kind", kind}, {"vocab_size", dataset.vocab_size}};
     if (dataset.tokenizer) json["tokenizer"]["fingerprint"] = dataset.tokenizer->fingerprint();
-    print("{}\n", shown(json));
+    print("{}\n", json_text(json, 2));
     return;
   }
   if (dataset.train.labels) {

@@ -125,11 +125,6 @@ std::string label_of(const std::string& model) {
   return name.empty() ? model : name;
 }
 
-// Names of files, and so of models, need not be UTF-8, which JSON is.
-std::string dumped(const Json& value, int indentation = -1) {
-  return value.dump(indentation, ' ', false, Json::error_handler_t::replace);
-}
-
 // Hash of what is evaluated on, wherever it lies.
 std::string fingerprint_of(const EvaluateArguments& arguments, const Data& data) {
   if (!data.tokens) return text::fingerprint_of(read_file(arguments.data));
@@ -160,22 +155,22 @@ std::string settings_of(const EvaluateArguments& arguments, const Data& data, st
     models.push_back(model::stored_fingerprint(subject.folder));
     tokenizers.push_back(subject.tokenizer ? subject.tokenizer->fingerprint() : "none");
   }
-  return dumped({{"model", models},
-                 {"tokenizer", tokenizers},
-                 {"data", fingerprint_of(arguments, data)},
-                 {"text_field", arguments.text_field},
-                 {"part", arguments.part},
-                 {"window", arguments.window},
-                 {"stride", arguments.stride},
-                 {"carry", arguments.carry},
-                 {"extrapolate", arguments.extrapolate},
-                 {"bucket", arguments.bucket},
-                 {"sequences", arguments.sequences},
-                 {"limit", arguments.limit},
-                 {"batch_tokens", arguments.batch_tokens},
-                 {"reuse", !arguments.no_reuse},
-                 {"dtype", arguments.flags.dtype},
-                 {"device", name_of(device_from_name(arguments.flags.device))}});
+  return json_text(Json{{"model", models},
+                        {"tokenizer", tokenizers},
+                        {"data", fingerprint_of(arguments, data)},
+                        {"text_field", arguments.text_field},
+                        {"part", arguments.part},
+                        {"window", arguments.window},
+                        {"stride", arguments.stride},
+                        {"carry", arguments.carry},
+                        {"extrapolate", arguments.extrapolate},
+                        {"bucket", arguments.bucket},
+                        {"sequences", arguments.sequences},
+                        {"limit", arguments.limit},
+                        {"batch_tokens", arguments.batch_tokens},
+                        {"reuse", !arguments.no_reuse},
+                        {"dtype", arguments.flags.dtype},
+                        {"device", name_of(device_from_name(arguments.flags.device))}});
 }
 
 Json loss_row(const eval::LossResult& result) {
@@ -401,7 +396,7 @@ void run_evaluate(const EvaluateArguments& arguments) {
   }
   if (arguments.json) {
     const bool one = rows.size() == 1 && arguments.models.size() == 1;
-    print("{}\n", dumped(one ? rows[0] : rows, 2));
+    print("{}\n", json_text(one ? rows[0] : rows, 2));
   } else {
     for (const Json& row : rows) print_row(row);
   }

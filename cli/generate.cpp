@@ -253,7 +253,7 @@ void run_generate(GenerateArguments& arguments) {
                                           {"tokens", results[i].tokens},
                                           {"finish", generate::name_of(results[i].finish)},
                                           {"seed", arguments.options.sampling.seed}};
-      print("{}\n", row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      print("{}\n", json_text(row));
     } else {
       print("[{}]\n{}{}\n", i + 1, arguments.only_new ? "" : prompts[i], texts[i]);
     }

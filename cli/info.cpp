@@ -15,6 +15,7 @@
 #include "cli/state_size.h"
 #include "cli/verbs.h"
 #include "flashgla/base/error.h"
+#include "flashgla/base/json.h"
 #include "flashgla/base/names.h"
 #include "flashgla/model/checkpoint.h"
 #include "flashgla/model/cost.h"
@@ -182,7 +183,7 @@ void print_json(const Model& model) {
       object["files"]["quantised"][format] = {{"tensors", row.first}, {"bytes", row.second}};
     }
   }
-  print("{}\n", object.dump(2, ' ', false, Json::error_handler_t::replace));
+  print("{}\n", json_text(object, 2));
 }
 
 std::string with_commas(std::int64_t count) {

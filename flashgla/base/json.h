@@ -1,4 +1,4 @@
-// JSON that somebody else wrote. Header only: base itself needs no JSON library.
+// JSON that somebody else wrote, and that names what he wrote. Header only: base itself needs no JSON library.
 #pragma once
 
 #include <exception>
@@ -14,6 +14,13 @@ inline std::string json_reason(const std::exception& error) {
   const std::string text = error.what();
   const std::size_t end = text.starts_with("[") ? text.find("] ") : std::string::npos;
   return end == std::string::npos ? text : text.substr(end + 2);
+}
+
+// A value as text, indented unless negative. Names of files and what users typed need not be UTF-8, which JSON is:
+// other bytes are replaced.
+template <class Json>
+std::string json_text(const Json& value, int indentation = -1) {
+  return value.dump(indentation, ' ', false, Json::error_handler_t::replace);
 }
 
 // Parses text; throws Error that begins with `source` when it is no JSON or nested deeper than 100: what prints, copies

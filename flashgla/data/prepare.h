@@ -10,8 +10,8 @@ namespace flashgla::data {
 
 struct PrepareOptions {
   // Files, folders (recursive, in the order of their names; hidden files, those with NUL bytes, `out` and other
-  // prepared data are passed over),
-  // "-" for standard input. Files that end in .jsonl are JSON lines; every other file is one document.
+  // prepared data are passed over), "-" for standard input. Files that end in .jsonl are JSON lines; every other file
+  // is one document.
   std::vector<std::string> inputs;
   std::string out;                  // folder, made when missing; prepared data in it are replaced, other tokens refused
   std::string tokenizer = "byte";   // "byte", a tokenizer's file or folder, "train:VOCAB", "train-unigram:VOCAB"

@@ -60,7 +60,7 @@ struct IsOptional<std::optional<T>> : std::true_type {};
 
 [[noreturn]] void refuse(const std::string& source, const std::string& field, const ordered_json& value,
                          const std::string& expected) {
-  throw Error(source, field, "is " + value.dump(-1, ' ', false, ordered_json::error_handler_t::replace), expected);
+  throw Error(source, field, "is " + json_text(value), expected);
 }
 
 template <class T>
@@ -157,7 +157,7 @@ void refuse_unsupported(const Layout& layout, const ordered_json& object, const 
 [[noreturn]] void refuse_key(const std::string& source, const std::string& key, const std::set<std::string>& known,
                              const std::string& of) {
   const std::string nearest = nearest_name(key, {known.begin(), known.end()});
-  const std::string shown = ordered_json(key).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  const std::string shown = json_text(ordered_json(key));
   throw Error(source + ": " + of + " has no field " + shown +
               (nearest.empty() ? "" : "; did you mean \"" + nearest + "\"?") +
               " (where it says nothing of what the model computes, take it out)");
